@@ -7,40 +7,48 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import (
-    AutoModel,
     Dinov2Config,
     Dinov2Model,
     Qwen2AudioEncoder,
     Qwen2AudioEncoderConfig,
 )
+from transformers.models.gemma4_unified import modeling_gemma4_unified as unified
 from transformers.models.janus import modeling_janus as janus
 from transformers.models.kimi_k25 import modeling_kimi_k25 as kimi
 from transformers.models.llama4 import modeling_llama4 as llama4
-from transformers.models.ovis2 import modeling_ovis2 as ovis2
+from transformers.models.minicpm_ocr import modeling_minicpm_ocr as minicpm_ocr
+from transformers.models.minicpmv4_6 import modeling_minicpmv4_6 as minicpm
 from transformers.models.paddleocr_vl import modeling_paddleocr_vl as paddleocr
 from transformers.models.parakeet import modeling_parakeet as parakeet
 from transformers.models.phi4_multimodal import modeling_phi4_multimodal as phi4
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as omni
 from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen2
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as omni_3
-from transformers.models.radio import modeling_radio as radio
 from transformers.models.video_llama_3 import modeling_video_llama_3 as llama_3
 
 from experiments.doors.detours import DETOURS
+from experiments.doors.gemma_configs import GEMMA4_SEEN, UNIFIED_SEEN
 from experiments.doors.nemotron_configs import PARAKEET_HEARD, RADIO_SEEN
 from experiments.doors.whole_features import patches_of_kimi, patches_of_video_llama, qwen_features
 from experiments.doors.whole_sizes import (
-    GEMMA4_SEEN,
     JANUS_SEEN,
     KIMI_SEEN,
     VIDEO_LLAMA_SEEN,
 )
 from runtime.models.choose import ADAPTERS
 from runtime.models.encoder import given_to
-from runtime.models.norm import widen_norms
 from runtime.models.vision_gemma4 import as_processed
+from runtime.models.vision_minicpm import in_a_row
 from runtime.step.stage_module import StageModule
 from tests import cross_models, tiny_models
+from tests.encoder_originals import (
+    omni_tower,
+    ovis_tower,
+    radio_tower,
+    unified_frames,
+    unified_patches,
+    whole_model,
+)
 from workbench.data.sample import Sample, Segment
 from workbench.model.families.family import Encoder
 from workbench.model.families.registry import ARCHITECTURES
@@ -85,36 +93,6 @@ class Case(NamedTuple):
 
 def patches(model: nn.Module, image_CHW: Tensor) -> Tensor:
     return model(image_CHW[None]).last_hidden_state[0, 1:]
-
-
-def omni_tower(config: dict[str, Any]) -> nn.Module:
-    model = omni.Qwen2_5OmniVisionEncoder(omni.Qwen2_5OmniVisionEncoderConfig.from_dict(config))
-    widen_norms(model, omni.Qwen2_5OmniRMSNorm)
-    return model
-
-
-def whole_model(config: dict[str, Any]) -> nn.Module:
-    """transformers' own, with norms that stay in float64."""
-    (config_class,) = (each for each in AutoModel._model_mapping if each.model_type == config["model_type"])
-    model: nn.Module = AutoModel.from_config(config_class.from_dict(config))
-    for norm in {type(each) for each in model.modules() if type(each).__name__.endswith("RMSNorm")}:
-        widen_norms(model, norm)
-    return model
-
-
-def ovis_tower(config: dict[str, Any]) -> nn.Module:
-    read = ovis2.Ovis2VisionConfig.from_dict(config)
-    read._attn_implementation = "sdpa"  # a part alone would compute softmaxes in float32
-    model = ovis2.Ovis2VisionTransformer(read)
-    widen_norms(model, ovis2.Ovis2RMSNorm)
-    return model
-
-
-def radio_tower(config: dict[str, Any]) -> nn.Module:
-    """Without its own normalisation of pixels, as before Nemotron."""
-    model = radio.RadioModel(radio.RadioConfig.from_dict(config))
-    model.make_preprocessor_external()
-    return model
 
 
 def paddle_features(model: nn.Module, image: Tensor) -> Tensor:
@@ -265,6 +243,30 @@ CASES = {
         ((48, 12), (60, 15)),
         whole_model,
         lambda model, image: model(*as_processed(image, 4)).last_hidden_state,
+    ),
+    "gemma4 unified": Case(
+        UNIFIED_SEEN | {"model_type": "gemma4_unified_vision"},
+        ((12, 12), (15, 15)),
+        lambda c: unified_patches(unified.Gemma4UnifiedVisionConfig.from_dict(c)),
+        lambda model, image: model(*as_processed(image, 4)).last_hidden_state[0],
+    ),
+    "gemma4 unified, sound": Case(
+        {"model_type": "gemma4_unified_audio", "audio_embed_dim": 20},
+        ((7, 7), (5, 5)),
+        lambda c: unified_frames(unified.Gemma4UnifiedAudioConfig.from_dict(c)),
+        lambda model, samples: given_to("embedding_projection", model, samples.mT[None])[0],
+    ),
+    "minicpm-ocr": Case(
+        VIT | {"model_type": "minicpm_ocr_vision"},
+        ((9, 9), (12, 12)),
+        lambda c: minicpm_ocr.MiniCPMOcrVisionModel(minicpm_ocr.MiniCPMOcrVisionConfig.from_dict(c)),
+        lambda model, image: model(*in_a_row(image[None], 4), use_vit_merger=False).last_hidden_state[0],
+    ),
+    "minicpm-v": Case(
+        VIT | {"model_type": "minicpmv4_6_vision", "insert_layer_id": 1},
+        ((16, 4), (24, 6)),
+        lambda c: minicpm.MiniCPMV4_6VisionModel(minicpm.MiniCPMV4_6VisionConfig.from_dict(c)),
+        lambda model, image: model(*in_a_row(image[None], 4)).last_hidden_state[0],
     ),
     "omni-vision": Case(
         WINDOWED | {"model_type": "qwen2_5_omni_vision_encoder"},

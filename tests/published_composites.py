@@ -46,10 +46,21 @@ def default(kind: str, **parts: dict[str, Any]) -> dict[str, Any]:
 
 
 DEFAULTS = (
-    *("audioflamingo3", "cohere2_vision", "deepseek_vl", "glmasr", "idefics3", "internvl", "lfm2_vl"),
+    *(
+        "audioflamingo3",
+        "cohere2_vision",
+        "cosmos3_edge",
+        "deepseek_vl",
+        "glmasr",
+        "idefics3",
+        "internvl",
+        "lfm2_vl",
+    ),
     *("lighton_ocr", "llava", "llava_next", "llava_next_video", "llava_onevision", "mistral3", "mllama"),
     *("musicflamingo", "paddleocr_vl", "paligemma", "phi4_multimodal", "qianfan_ocr", "qwen2_5_omni"),
     *(
+        "minicpm_ocr",
+        "minicpmv4_6",
         "moss_transcribe_diarize",
         "nemotron_h_omni",
         "qwen2_audio",

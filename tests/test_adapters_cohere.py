@@ -19,6 +19,7 @@ from workbench.model.layer import Attention, LayerKind
 from workbench.model.projector import ProjectorStep
 from workbench.model.transformer import Norm
 from workbench.plan.plan import ModuleSettings, Recompute, Sharding
+from workbench.plan.runnable import check_family
 
 torch.set_num_threads(1)
 TINY: dict[str, Any] = tiny_models.LLAMA | {
@@ -110,3 +111,20 @@ def test_a_projector_may_have_a_norm_without_a_shift() -> None:
     adapter = adapter_of(module)
     last = adapter.build(adapter.num_layers - 1)
     assert sum(weight.numel() for weight in last.parameters()) == module.layers[-1].num_parameters
+
+
+@pytest.mark.parametrize(
+    ("ropes", "words"),
+    [
+        ({"sliding_attention": None}, "rope_parameters must have .* got none for 'full_attention'"),
+        (
+            {"sliding_attention": None, "full_attention": {"mrope_section": [2, 2, 1]}},
+            r"mrope_section must add up to 6, half a head's width, got \[2, 2, 1\]",
+        ),
+    ],
+)
+def test_kinds_of_blocks_of_compass_say_how_they_rotate(ropes: dict[str, Any], words: str) -> None:
+    text = {**CONFIGS["cohere_compass"]["text_config"], "rope_parameters": ropes}
+    config = {**text, "model_type": "cohere_compass_text"}
+    with pytest.raises(ValueError, match=words):
+        check_family(module_from_config(config, name="llm", modality="text"))

@@ -45,6 +45,8 @@ INSIDE = (
     "glm4v_moe_text",
     "glm_ocr_text",
     "paddleocr_vl_text",
+    "cosmos3_edge_text",
+    "cohere_compass_text",
 )
 ROTATED = (Ernie4_5Attention, Ernie4_5_MoeAttention)  # through float32
 NOT_AUTO = {"mistral4": Mistral4ForCausalLM}  # which transformers finds under no name

@@ -6,6 +6,7 @@ from experiments.doors import families, whole_models
 from experiments.doors.whole_configs import CONFIGS
 from experiments.doors.whole_models import LOSSES, original
 from workbench.model.composites.registry import COMPOSITES
+from workbench.plan.runnable import check_runnable
 
 
 def test_counts_are_of_kinds_all_of_whose_configurations_hold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,3 +29,9 @@ def test_a_split_that_loses_a_weight_is_seen(monkeypatch: pytest.MonkeyPatch) ->
 def test_losses_of_the_runtime_equal_those_of_the_whole() -> None:
     """Of one; of all: test_composites_weights."""
     assert families.loss_error("voxtral") <= families.MOST_APART
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_plans_are_said_to_run(name: str) -> None:
+    """As their losses are compared."""
+    check_runnable(families.plan_of(name))

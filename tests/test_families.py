@@ -11,6 +11,8 @@ from transformers import AutoModel, AutoModelForCausalLM
 from transformers.configuration_utils import PretrainedConfig
 from transformers.models.janus.modeling_janus import JanusVisionModel
 from transformers.models.llama4.modeling_llama4 import Llama4VisionModel
+from transformers.models.minicpm_ocr.modeling_minicpm_ocr import MiniCPMOcrVisionModel
+from transformers.models.minicpmv4_6.modeling_minicpmv4_6 import MiniCPMV4_6VisionModel
 from transformers.models.mllama.modeling_mllama import MllamaForCausalLM, MllamaVisionModel
 from transformers.models.ovis2.modeling_ovis2 import Ovis2VisionTransformer
 from transformers.models.paddleocr_vl.modeling_paddleocr_vl import PaddleOCRVisionTransformer
@@ -33,6 +35,7 @@ from tests import cross_models, tiny_models
 from tests.command_line import accept, workbench
 from tests.encoder_cases import CASES as ENCODERS
 from tests.encoder_cases import module_of as encoder_of
+from tests.encoder_originals import unified_frames, unified_patches
 from tests.test_adapters_decoders import CASES as DECODERS
 from tests.test_adapters_decoders import INSIDE, NOT_AUTO
 from tests.test_adapters_llama4 import LLAMA4
@@ -55,8 +58,12 @@ from workbench.plan.work import work_of
 # Encoders that transformers builds inside larger models alone, and a decoder beside its tower.
 PARTS = {
     **NOT_AUTO,
+    "gemma4_unified_audio": unified_frames,
+    "gemma4_unified_vision": unified_patches,
     "janus_vision_model": JanusVisionModel,
     "llama4_vision_model": Llama4VisionModel,
+    "minicpm_ocr_vision": MiniCPMOcrVisionModel,
+    "minicpmv4_6_vision": MiniCPMV4_6VisionModel,
     "mllama_text_model": MllamaForCausalLM,
     "mllama_vision_model": MllamaVisionModel,
     "ovis2_vision": Ovis2VisionTransformer,
@@ -70,7 +77,12 @@ PARTS = {
     "qwen2_vl_vision": Qwen2VisionTransformerPretrainedModel,
     "whisper": WhisperEncoder,
 }
-STATED = {"gemma4_text": {"hidden_size_per_layer_input": 0}}  # what is refused where it is absent
+STATED = {  # what is refused where it is absent
+    "gemma4_text": {"hidden_size_per_layer_input": 0},
+    "cohere_compass_text": {
+        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}
+    },
+}
 FEATURES_WIDTH = {
     "qwen3_vl_vision": 3584,
     "qwen3_omni_moe_vision_encoder": 3584,

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from transformers.models.gemma4 import modeling_gemma4 as gemma4
 from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
 
+from experiments.doors.gemma_configs import GEMMA4_SEEN
 from experiments.doors.whole_configs import CONFIGS
-from experiments.doors.whole_sizes import GEMMA4_SEEN
 from runtime.data.batches import SyntheticSource
 from runtime.frontend.multimodal import ModalityModule, MultimodalModule
 from runtime.frontend.parallel import Ranks

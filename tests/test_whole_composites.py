@@ -22,6 +22,7 @@ from workbench.masks.patterns import CAUSAL
 from workbench.model.composites.composite import AUDIO, LLM, VISION
 from workbench.model.composites.registry import take_apart
 from workbench.model.model_graph import TEXT, ModelGraph, connect
+from workbench.model.trainable import Trainable, with_trainable
 from workbench.plan.plan import ModuleSettings, Plan, Recompute
 from workbench.plan.stage import Stage
 
@@ -34,10 +35,12 @@ class Whole(NamedTuple):
     Args:
         batch: of two to four samples; the first two have items.
         shares_tokens: whether context-parallel ranks can share the encoder's tokens.
+        is_hybrid: whether ranks cannot share the language model's.
     """
 
     batch: tuple[Sample, ...]
     shares_tokens: bool = False
+    is_hybrid: bool = False
 
 
 def batch_of(items: Sequence[Segment], mask: str = CAUSAL) -> tuple[Sample, ...]:
@@ -59,7 +62,26 @@ PATCHES = [Segment(VISION, 0, 24, 24), Segment(VISION, 0, 12, 12, (2, 6)), Segme
 SOFT = [Segment(VISION, 0, 24, 6), Segment(VISION, 0, 16, 4, (2, 8)), Segment(VISION, 0, 24, 6, (6, 4))]
 HEARD = [Segment(AUDIO, 0, 12, tokens) for tokens in (3, 1, 2)]
 WINDOWS = [Segment(AUDIO, 0, *size) for size in ((10, 5), (7, 3), (6, 3))]
+LARGE = [Segment(VISION, 0, 6, 6), Segment(VISION, 0, 4, 4, (1, 4)), Segment(VISION, 0, 12, 12, (4, 3))]
+TWICE = [Segment(VISION, 0, 64, 4), Segment(VISION, 0, 16, 1), Segment(VISION, 0, 32, 2, (8, 4))]
+SAID = Segment(TEXT, 0, 5, 5)
+SEEN_AND_HEARD = (
+    Sample(0, (SAID, LARGE[0], Segment(AUDIO, 0, 7, 7))),
+    Sample(1, (Segment(AUDIO, 0, 3, 3), LARGE[2], SAID)),
+    Sample(2, (Segment(TEXT, 0, 9, 9),)),
+)
 WHOLES = {
+    **{
+        name: Whole(batch_of(SQUARES), shares_tokens=True)
+        for name in ("cosmos3_edge", "cosmos3_edge, biases")
+    },
+    **{name: Whole(batch_of(SQUARES)) for name in ("cohere_compass", "hyperclovax_vision_v2")},
+    "gemma4_unified": Whole(batch_of(LARGE, "gemma"), shares_tokens=True),
+    "gemma4_unified, sound": Whole(SEEN_AND_HEARD, shares_tokens=True),
+    "minicpm_ocr": Whole(batch_of(SQUARES), shares_tokens=True, is_hybrid=True),
+    "minicpm_ocr, merged twice": Whole(batch_of(TWICE), shares_tokens=True),
+    "minicpmv4_6": Whole(batch_of(TWICE), is_hybrid=True),
+    "minicpmv4_6, last block": Whole(batch_of(TWICE)),
     **{
         name: Whole(batch_of(SQUARES))
         for name in ("exaone4_5", "glm4v", "glm4v_moe", "glm46v", "glm_ocr", "paddleocr_vl", "kimi_k25")
@@ -79,6 +101,7 @@ WHOLES = {
     "musicflamingo, fast": Whole(batch_of(WINDOWS), shares_tokens=True),
 }
 EXPERTS = ("glm4v_moe", "kimi_k25", "gemma4, experts")
+FROZEN = ("gemma4_unified, sound", "hyperclovax_vision_v2", "minicpmv4_6", "minicpmv4_6, last block")
 TIED = {"model.language_model.embed_tokens.weight", "lm_head.weight"}
 
 
@@ -99,15 +122,17 @@ def test_gradients_are_those_of_the_whole_model(name: str, tmp_path: Path, pool:
 
 
 def whole(name: str) -> ModelGraph:
-    """The encoder before its language model."""
+    """Encoders before their language model."""
     modules = modules_of(dict(take_apart(CONFIGS[name]).modules))
-    return connect("whole", (*(module for called, module in modules.items() if called != LLM), modules[LLM]))
+    encoders = (module for called, module in modules.items() if called != LLM)
+    return connect("whole", *((encoder, modules[LLM]) for encoder in encoders))
 
 
 def cuts_of(graph: ModelGraph) -> dict[str, tuple[int, ...]]:
-    """The encoder on one stage, the language model on two."""
-    encoder, llm = graph.modules
-    return {encoder.name: (len(encoder.layers),), llm.name: (2, len(llm.layers) - 2)}
+    """Encoders on one stage each, the language model on two."""
+    *encoders, llm = graph.modules
+    alone = {encoder.name: (len(encoder.layers),) for encoder in encoders}
+    return {**alone, llm.name: (2, len(llm.layers) - 2)}
 
 
 @pytest.mark.parametrize("name", WHOLES)
@@ -123,12 +148,10 @@ def test_two_ranks_of_a_tower_and_of_a_language_model_split_tokens(name: str, po
 @pytest.mark.parametrize("name", WHOLES)
 def test_context_parallel_ranks_behind_a_tower(name: str, pool: Pool) -> None:
     """Whose tokens ranks share, too, where they can; one that turns by its places is refused."""
-    graph, (batch, shares_tokens) = whole(name), WHOLES[name]
-    encoder = graph.modules[0].name
-    shared = {encoder: (2, 1), LLM: (2, 1)}
-    assert_same(
-        disjoint_plan(graph, batch, cuts_of(graph), grids=shared if shares_tokens else {LLM: (2, 1)}), pool
-    )
+    graph, (batch, shares_tokens, is_hybrid) = whole(name), WHOLES[name]
+    shared = {module.name: (2, 1) for module in graph.modules}
+    grids = {each: grid for each, grid in shared.items() if (not is_hybrid if each == LLM else shares_tokens)}
+    assert_same(disjoint_plan(graph, batch, cuts_of(graph), grids=grids), pool)
     if not shares_tokens:
         plan = disjoint_plan(graph, batch[:2], cuts_of(graph), grids=shared)
         with pytest.raises(ValueError, match="does not share tokens over ranks; want cp 1, got 2"):
@@ -138,8 +161,19 @@ def test_context_parallel_ranks_behind_a_tower(name: str, pool: Pool) -> None:
 @pytest.mark.parametrize("name", WHOLES)
 def test_replicas_and_stages(name: str, pool: Pool) -> None:
     graph = whole(name)
-    cuts = {module.name: (2, len(module.layers) - 2) for module in graph.modules}
-    assert_same(disjoint_plan(graph, WHOLES[name].batch[:2], cuts, replicas=2), pool)
+    in_two = {module.name: (2, len(module.layers) - 2) for module in graph.modules if len(module.layers) > 2}
+    plan = disjoint_plan(graph, WHOLES[name].batch[:2], cuts_of(graph) | in_two, replicas=2)
+    assert_same(plan, pool)
+
+
+@pytest.mark.parametrize("trained", [(Trainable.NONE, Trainable.ALL), (Trainable.PROJECTOR, Trainable.NONE)])
+@pytest.mark.parametrize("name", FROZEN)
+def test_frozen_parts(name: str, trained: tuple[Trainable, Trainable], pool: Pool) -> None:
+    """Encoders; and all but projectors."""
+    *encoders, llm = whole(name).modules
+    kept = with_trainable(llm, trained[1])
+    graph = connect("whole", *((with_trainable(encoder, trained[0]), kept) for encoder in encoders))
+    assert_same(disjoint_plan(graph, WHOLES[name].batch, cuts_of(graph)), pool)
 
 
 def experts_plan(name: str) -> Plan:

@@ -233,6 +233,7 @@ THOROUGH = {
     "test_whole_composites.py::test_two_ranks_of_a_tower_and_of_a_language_model_split_tokens": 3,
     "test_whole_composites.py::test_context_parallel_ranks_behind_a_tower": 2,
     "test_whole_composites.py::test_replicas_and_stages": 2,
+    "test_whole_composites.py::test_frozen_parts": 2,
     "test_whole_composites.py::test_experts_over_two_ranks_behind_a_tower": 1,
     "test_adapters_glm.py::test_experts_of_a_text_model_on_several_ranks": 1,
     "test_elastic_resume.py::test_a_torn_save_is_told_before_an_older_one_goes_on": 1,

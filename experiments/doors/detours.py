@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.models.cohere2 import modeling_cohere2 as cohere2
+from transformers.models.cohere_compass import modeling_cohere_compass as compass
+from transformers.models.cosmos3_edge import modeling_cosmos3_edge as cosmos3_edge
 from transformers.models.exaone4_5 import modeling_exaone4_5 as exaone
 from transformers.models.gemma4 import modeling_gemma4 as gemma4
 from transformers.models.glm4v import modeling_glm4v as glm4v
@@ -33,6 +35,7 @@ from runtime.models.glm import CorrectedRouter
 from runtime.models.llama4 import scaled_to_one, turned
 from runtime.models.mixture import WideRouter
 from runtime.models.patch_attention import rotated
+from runtime.models.patch_grid import blockwise
 from runtime.models.vision_radio import cropped
 from runtime.models.vision_siglip2 import between
 from runtime.models.wide_float import in_float64
@@ -75,6 +78,15 @@ def wide_table(table: Tensor, spatial_shapes: Tensor, max_length: int) -> Tensor
     own = [between(table, *map(int, shape)) for shape in spatial_shapes]
     assert all(len(each) == max_length for each in own), "without padding"
     return torch.stack(own)
+
+
+def wide_blocks(table: Tensor, grid_thw: Tensor, spatial_merge_size: int) -> Tensor:
+    """Positions of Cosmos 3 Edge's tower, square by square of patches that merge, in the model's type."""
+    own = [
+        blockwise(between(table, height, width).unflatten(0, (height, width)), spatial_merge_size)
+        for _steps, height, width in grid_thw.tolist()
+    ]
+    return torch.cat(own)
 
 
 def wide_crop(embeddings: Any, input_dims: tuple[int, int], dtype: torch.dtype) -> Tensor:
@@ -131,7 +143,7 @@ def wide_pool(
 
 
 QWENS = (omni, qwen2, qwen2_5, qwen3, qwen3_5, qwen3_5_moe, omni_3)
-ROTATED = (*QWENS, exaone, glm4v, glm4v_moe, glm_ocr, kimi, llama_3, paddleocr)
+ROTATED = (*QWENS, compass, exaone, glm4v, glm4v_moe, glm_ocr, kimi, llama_3, paddleocr)
 OWN_PARTS = (  # ending of a class of transformers' -> ours; the first counts
     ("Mistral4TopkRouter", GroupedRouter),
     ("TopKRouter", WideRouter),
@@ -147,7 +159,9 @@ DETOURS: tuple[tuple[Any, str, Any], ...] = (  # of transformers through float32
     (gemma4.Gemma4TextRouter, "forward", in_float64(gemma4.Gemma4TextRouter.forward)),
     (cohere2, "apply_rotary_pos_emb", wide_pairs),
     (cohere2.Cohere2LayerNorm, "forward", wide_layer_norm),
+    (compass.CohereCompassLayerNorm, "forward", wide_layer_norm),
     (siglip2.Siglip2VisionEmbeddings, "resize_positional_embeddings", staticmethod(wide_table)),
+    (cosmos3_edge.Cosmos3EdgeVisionEmbeddings, "resize_positional_embeddings", staticmethod(wide_blocks)),
     (radio.RadioPatchEmbeddings, "_interpolate_position_embedding", wide_crop),
     (llama4, "vision_apply_rotary_emb", wide_turns),
     (llama4, "apply_rotary_emb", lambda q, k, angles: (turned(q, angles), turned(k, angles))),

@@ -2,17 +2,16 @@
 
 from typing import Any
 
+from experiments.doors.gemma_configs import GEMMA_CASES
 from experiments.doors.mistral_configs import mistral_cases
 from experiments.doors.nemotron_configs import NEMOTRON_CASES
+from experiments.doors.siglip_configs import SIGLIP_CASES
 from experiments.doors.sound_configs import SOUND_CASES
 from experiments.doors.whole_sizes import (
     AXES,
     EXAONE_SEEN,
     EXPERTS,
     FLAMINGO_HEARD,
-    GEMMA4_EXPERTS,
-    GEMMA4_SEEN,
-    GEMMA4_TEXT,
     GLM_EXPERTS,
     GLM_SEEN,
     GLM_TEXT,
@@ -22,7 +21,6 @@ from experiments.doors.whole_sizes import (
     JANUS_SEEN,
     KIMI_SEEN,
     LATENT_TEXT,
-    LFM2,
     OCR_AXES,
     OMNI_3_HEARD,
     OMNI_HEARD,
@@ -83,6 +81,15 @@ CASES: dict[str, dict[str, Any]] = {
         "text_config": {"model_type": "exaone4", **TEXT, "sliding_window": 6, "sliding_window_pattern": 2},
         "vision_config": EXAONE_SEEN,
     },
+    "hyperclovax_vision_v2": {
+        "text_config": {
+            **TEXT,
+            "logits_scaling": 0.5,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+        },
+        "vision_config": {**QWEN, "hidden_size": 24, "intermediate_size": 40, "out_hidden_size": 36},
+    },
     "internvl": {"text_config": {"model_type": "qwen2", **TEXT}, "vision_config": VIT},
     "internvl, earlier state": {
         "model_type": "internvl",
@@ -109,14 +116,7 @@ CASES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "gemma3": {"text_config": TEXT, "vision_config": VIT, "mm_tokens_per_image": 4},
-    "gemma4": {"text_config": GEMMA4_TEXT, "vision_config": GEMMA4_SEEN, "video_token_id": 92},
-    "gemma4, experts": {
-        "model_type": "gemma4",
-        "text_config": {**GEMMA4_TEXT, **GEMMA4_EXPERTS},
-        "vision_config": {**GEMMA4_SEEN, "standardize": False},
-        "video_token_id": 92,
-        "tie_word_embeddings": False,
-    },
+    **GEMMA_CASES,
     "paligemma": {
         "text_config": {"model_type": "gemma", **TEXT},
         "vision_config": {"model_type": "siglip_vision_model", "vision_use_head": False, **VIT},
@@ -174,21 +174,8 @@ CASES: dict[str, dict[str, Any]] = {
         "vision_config": {"model_type": "siglip_vision_model", **VIT},
         "alignment_intermediate_size": 40,
     },
-    "lfm2_vl": {
-        "text_config": LFM2,
-        "vision_config": {"model_type": "siglip2_vision_model", **VIT, "num_patches": 16},
-        "projector_hidden_size": 40,
-    },
-    "lfm2_vl, plain": {
-        "model_type": "lfm2_vl",
-        "text_config": {**LFM2, "layer_types": None, "full_attn_idxs": [0, 2]},
-        "vision_config": {"model_type": "siglip2_vision_model", **VIT, "num_patches": 16},
-        "projector_hidden_size": 40,
-        "projector_bias": False,
-        "projector_use_layernorm": False,
-        "tie_word_embeddings": False,
-    },
     **NEMOTRON_CASES,
+    **SIGLIP_CASES,
     "deepseek_vl": {
         "text_config": {"model_type": "llama", **TEXT},
         "vision_config": {"model_type": "siglip_vision_model", **VIT},
@@ -238,6 +225,17 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "cosmos3_omni": {
         "text_config": {"model_type": "qwen3_vl_text", **TEXT, **AXES},
+        "vision_config": QWEN3_SEEN,
+    },
+    "cohere_compass": {
+        "text_config": {
+            **TEXT,
+            "num_attention_heads": 4,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 6,
+            "logit_scale": 0.25,
+            "rope_parameters": {"sliding_attention": AXES["rope_parameters"], "full_attention": None},
+        },
         "vision_config": QWEN3_SEEN,
     },
     "qwen3_vl_moe": {

@@ -8,7 +8,9 @@ from torch import Tensor, nn
 
 from experiments.doors.nemotron_configs import NEMOTRON_CASES
 from experiments.doors.whole_sizes import CLIP_S
+from runtime.models.patch_grid import blockwise
 from runtime.models.vision_gemma4 import as_processed
+from runtime.models.vision_minicpm import in_a_row
 from runtime.models.vision_siglip2 import flat_patches
 from workbench.data.corpus import mel_frames
 
@@ -52,6 +54,23 @@ def seen_in_patches(model: Any, images: Tensor) -> Tensor:
     grid = torch.tensor([[side // model.config.vision_config.patch_size for side in images.shape[2:]]])
     mask = torch.ones(flat.shape[:2], dtype=torch.long)
     return pooled(model, flat, spatial_shapes=grid.expand(len(images), 2), pixel_attention_mask=mask)
+
+
+def seen_in_a_row(model: Any, images: Tensor) -> Tensor:
+    """Features of MiniCPM, which reads patches side by side, as high as one."""
+    row, grids = in_a_row(images, model.config.vision_config.patch_size)
+    return pooled(model, row, target_sizes=grids)
+
+
+def seen_in_blocks(model: Any, images: Tensor) -> Tensor:
+    """Features of Cosmos 3 Edge, which reads patches square by square of those that merge."""
+    config = model.config.vision_config
+    grid = [side // config.patch_size for side in images.shape[2:]]
+    flat = [
+        blockwise(each.unflatten(0, tuple(grid)), config.spatial_merge_size)
+        for each in flat_patches(images, config.patch_size)
+    ]
+    return pooled(model, torch.cat(flat), image_grid_thw=torch.tensor([[1, *grid]] * len(images)))
 
 
 def perceived_by_nemotron(model: Any, items: Items) -> Tensor:
@@ -129,6 +148,11 @@ def seen_by_qwen(model: Any, images: Items) -> Tensor:
     return torch.cat([qwen_features(model.model.visual, image) for image in images])
 
 
+def seen_by_hyperclovax(model: Any, images: Items) -> Tensor:
+    parts = model.model
+    return torch.cat([parts.projector(qwen_features(parts.vision_model, image)) for image in images])
+
+
 def patches_of_kimi(image: Tensor) -> tuple[Tensor, Tensor]:
     """[patches, 3, 4, 4] of an image row by row, and its grid, as Kimi's processor gives them."""
     rows, columns = image.shape[1] // 4, image.shape[2] // 4
@@ -160,6 +184,14 @@ def seen_by_gemma4(model: Any, images: Items) -> Tensor:
     cut = [as_processed(image, model.config.vision_config.patch_size) for image in images]
     seen = (model.model.get_image_features(*each).pooler_output for each in cut)
     return torch.cat([features for (features,) in seen])
+
+
+def perceived_by_unified(model: Any, items: Items) -> Tensor:
+    """Of patches as its processor merges them, or of clips in runs of samples."""
+    if items[0].dim() != len(("channel", "row", "column")):
+        return torch.cat([model.model.get_audio_features(clip.mT[None]).pooler_output[0] for clip in items])
+    cut = [as_processed(image, model.config.vision_config.model_patch_size) for image in items]
+    return torch.cat([model.model.get_image_features(*each).pooler_output[0] for each in cut])
 
 
 def seen_by_llama(model: Any, images: Tensor) -> Tensor:
@@ -194,6 +226,8 @@ FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
     "gemma3": pooled,
     "gemma4": seen_by_gemma4,
     "gemma4, experts": seen_by_gemma4,
+    "gemma4_unified": perceived_by_unified,
+    "gemma4_unified, sound": perceived_by_unified,
     "paligemma": pooled,
     "idefics3": lambda model, images: pooled(model, images[None]),
     "smolvlm": lambda model, images: pooled(model, images[None]),
@@ -204,6 +238,11 @@ FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
     "cohere2_vision": pooled,
     "lfm2_vl": seen_in_patches,
     "lfm2_vl, plain": seen_in_patches,
+    "cosmos3_edge": seen_in_blocks,
+    "cosmos3_edge, biases": seen_in_blocks,
+    **dict.fromkeys(
+        ("minicpm_ocr", "minicpm_ocr, merged twice", "minicpmv4_6", "minicpmv4_6, last block"), seen_in_a_row
+    ),
     **dict.fromkeys(NEMOTRON_CASES, perceived_by_nemotron),
     "deepseek_vl": pooled,
     "ovis2": pooled,
@@ -214,10 +253,12 @@ FEATURES: Mapping[str, Callable[[Any, Any], Tensor]] = {
     "qwen2_5_vl": seen_by_qwen,
     "qwen3_vl": seen_by_qwen,
     "cosmos3_omni": seen_by_qwen,
+    "cohere_compass": seen_by_qwen,
     "qwen3_vl_moe": seen_by_qwen,
     "qwen3_5": seen_by_qwen,
     "qwen3_5_moe": seen_by_qwen,
     "exaone4_5": seen_by_qwen,
+    "hyperclovax_vision_v2": seen_by_hyperclovax,
     "glm4v": seen_by_qwen,
     "glm4v, tied": seen_by_qwen,
     "glm4v_moe": seen_by_qwen,

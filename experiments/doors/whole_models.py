@@ -32,6 +32,7 @@ ADDS_ONE = ("GemmaRMS", "Gemma2", "Gemma3", "Qwen3_5")
 MASKS = {
     "gemma3": "gemma",
     "gemma4": "gemma4",
+    "gemma4_unified": "gemma",
     "paligemma": "prefix_lm",
 }  # of samples, where not all of it is causal
 TILED = ("llava_next", "llava_onevision")  # put learned tokens between the rows of an image
@@ -171,7 +172,7 @@ def processor_outputs(
     if name in MASKS:
         is_image, positions = ids == IMAGE, torch.arange(len(ids))
         kinds = positions > is_image.nonzero().max() if name == "paligemma" else is_image
-        key = "mm_token_type_ids" if name == "gemma4" else "token_type_ids"
+        key = "mm_token_type_ids" if name.startswith("gemma4") else "token_type_ids"
         return {key: kinds.long()[None], "position_ids": positions[None]}
     if VISION not in raw or not hasattr(getattr(model, "model", None), "get_rope_index"):
         return {}
@@ -234,7 +235,9 @@ def whole_loss_tensor(name: str, model: Any, plan: Plan) -> Tensor:
         is_image = is_feature & (is_feature.cumsum(0) <= len(stacked))
         deeper = {"visual_pos_masks": is_image[None], "deepstack_visual_embeds": stacked.split(width, dim=1)}
         llm_model = model.model.language_model
-        logits = model.lm_head(llm_model(inputs_embeds=embedded[None], **more_inputs, **deeper)[0])[0]
+        scale = getattr(model, "logit_scale", None) or 1.0
+        states = llm_model(inputs_embeds=embedded[None], **more_inputs, **deeper)[0]
+        logits = scale * model.lm_head(states)[0]
     else:
         logits = model(inputs_embeds=embedded[None], **more_inputs).logits[0]
     loss: Tensor = nn.functional.cross_entropy(logits, last_input.labels)

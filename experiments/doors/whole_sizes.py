@@ -104,30 +104,6 @@ JANUS_DRAWN = {  # what Janus generates images with
     "projection_dim": WIDTH,
     "image_token_embed_dim": WIDTH,
 }
-GEMMA4_SEEN = {
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "patch_size": 4,
-    "pooling_kernel_size": 2,
-    "position_embedding_size": 12,
-    "max_soft_tokens": 6,
-    "standardize": True,
-}
-GEMMA4_TEXT = {
-    **TEXT,
-    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
-    "sliding_window": 5,
-    "global_head_dim": 16,
-    "num_global_key_value_heads": 2,
-    "attention_k_eq_v": True,
-    "hidden_size_per_layer_input": 0,
-    "use_bidirectional_attention": "vision",
-}
-GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 28}
 GLM_SEEN = {
     **QWEN,
     "hidden_size": 24,

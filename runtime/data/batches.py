@@ -14,8 +14,8 @@ from runtime.models.choose import adapter_of
 from runtime.models.context_images import ContextImage
 from runtime.models.decoder import DecoderAdapter
 from runtime.models.decoder_families import DECODERS
+from runtime.models.encoder import EncoderAdapter
 from runtime.models.initialise import generator_of
-from runtime.models.vision_rotary import GridAdapter
 from runtime.parallel.context.batch import rank_data
 from runtime.parallel.context.group import ContextGroup
 from workbench.data.sample import Item, Sample, Segment
@@ -327,15 +327,16 @@ def axes_of(modules: Iterable[Module], samples: Sequence[Sample]) -> Tensor:
     grids = {
         module.modality: adapter
         for module in modules
-        if module.modality != TEXT and isinstance(adapter := adapter_of(module), GridAdapter)
+        if module.modality != TEXT and isinstance(adapter := adapter_of(module), EncoderAdapter)
     }
     return torch.cat([_axes_of_sample(sample, grids) for sample in samples], dim=1)
 
 
-def _axes_of_sample(sample: Sample, grids: dict[str, GridAdapter]) -> Tensor:
+def _axes_of_sample(sample: Sample, grids: dict[str, EncoderAdapter]) -> Tensor:
     parts, start, first = [], 0, 0
     for segment in sample.segments:
-        rows, columns = _sides(segment, grids.get(segment.modality))
+        adapter = grids.get(segment.modality)
+        rows, columns = (0, 0) if adapter is None else adapter.sides(segment)
         if rows:
             number, time = segment.frame or (0, 0)
             first = first if number else start  # of the image, or of the video's first frame
@@ -348,12 +349,3 @@ def _axes_of_sample(sample: Sample, grids: dict[str, GridAdapter]) -> Tensor:
             parts.append(start + torch.arange(segment.tokens_out).expand(3, -1))
             start += segment.tokens_out
     return torch.cat(parts, dim=1)
-
-
-def _sides(segment: Segment, adapter: GridAdapter | None) -> tuple[int, int]:
-    """Rows and columns of an image in the LLM's sequence; (0, 0) for text and clips."""
-    if adapter is None:
-        return 0, 0
-    rows, columns = adapter.grid(segment.tokens_in, segment.grid)
-    side = adapter.merge * adapter.merged_side
-    return rows // side, columns // side

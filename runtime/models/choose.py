@@ -24,6 +24,7 @@ from runtime.models.vision_glm import GlmOcrVisionAdapter, GlmVisionAdapter
 from runtime.models.vision_janus import JanusAdapter
 from runtime.models.vision_kimi import KimiVisionAdapter
 from runtime.models.vision_llama4 import Llama4VisionAdapter
+from runtime.models.vision_minicpm import MiniCpmAdapter, MiniCpmOcrAdapter
 from runtime.models.vision_paddleocr import PaddleOcrAdapter
 from runtime.models.vision_radio import RadioAdapter
 from runtime.models.vision_rotary import PixtralAdapter, Qwen2VisionAdapter, Qwen25VisionAdapter
@@ -31,6 +32,7 @@ from runtime.models.vision_scaled import Dinov2Adapter, InternVitAdapter
 from runtime.models.vision_siglip2 import Siglip2Adapter
 from runtime.models.vision_stacked import Qwen3VisionAdapter, Qwen35VisionAdapter
 from runtime.models.vision_video_llama import VideoLlamaAdapter
+from runtime.models.without_blocks import LargePatchAdapter, SampleAdapter
 from workbench.model.model_graph import Module
 from workbench.plan.runnable import check_family
 
@@ -40,6 +42,8 @@ ADAPTERS: Mapping[str, Callable[[Module], Adapter]] = {
     "siglip_vision_model": SiglipAdapter,
     "siglip2_vision_model": Siglip2Adapter,
     "idefics3_vision": Idefics3Adapter,
+    "minicpmv4_6_vision": MiniCpmAdapter,
+    "minicpm_ocr_vision": MiniCpmOcrAdapter,
     "janus_vision_model": JanusAdapter,
     "clip_vision_model": ClipAdapter,
     "dinov2": Dinov2Adapter,
@@ -62,6 +66,8 @@ ADAPTERS: Mapping[str, Callable[[Module], Adapter]] = {
     "video_llama_3_vision": VideoLlamaAdapter,
     "paddleocr_vl_vision": PaddleOcrAdapter,
     "gemma4_vision": Gemma4VisionAdapter,
+    "gemma4_unified_vision": LargePatchAdapter,
+    "gemma4_unified_audio": SampleAdapter,
     "whisper": WhisperAdapter,
     "voxtral_encoder": VoxtralAdapter,
     "glmasr_encoder": GlmAsrAdapter,

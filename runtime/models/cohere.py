@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.models.cohere2.modeling_cohere2 import Cohere2Attention, Cohere2LayerNorm
+from transformers.models.cohere_compass.modeling_cohere_compass import CohereCompassLayerNorm
 
 from runtime.models.attention import packed_sdpa
 from runtime.models.norm import replace_parts
@@ -71,6 +72,11 @@ def _cohere_attention(attention: Any) -> PairedAttention:
     """Layers with a sliding window rotate, those without one know no positions."""
     window = attention.sliding_window
     return PairedAttention(attention, rotates=window is not None, window=window)
+
+
+def adapt_norms(layer: nn.Module) -> None:
+    """Replace transformers' norms of Compass in a layer, with the same names of weights."""
+    replace_parts(layer, CohereCompassLayerNorm, _plain_norm)
 
 
 def adapt(layer: nn.Module) -> None:

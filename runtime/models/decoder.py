@@ -339,10 +339,10 @@ class DecoderAdapter(Adapter):
     def _rotations(self, data: MicrobatchData, device: torch.device, dtype: torch.dtype) -> Rotations:
         if self._rotary is None:
             return {}
-        ids_1T, like = _position_ids(data, device)[None], torch.empty(0, dtype=dtype, device=device)
-        if data.axes is not None:
-            return {ONE_ROTATION: self._rotary(like, data.axes[:, None].to(device))}
+        like = torch.empty(0, dtype=dtype, device=device)
+        ids = _position_ids(data, device)[None] if data.axes is None else data.axes[:, None].to(device)
         if not self.family.rotates_by_layer_type:
-            return {ONE_ROTATION: self._rotary(like, ids_1T)}
-        kinds = sorted(set(self.config.layer_types))
-        return {kind: self._rotary(like, ids_1T, kind) for kind in kinds}
+            return {ONE_ROTATION: self._rotary(like, ids)}
+        ropes = self.config.rope_parameters  # null for a kind of layers that knows no positions
+        kinds = [kind for kind in sorted(set(self.config.layer_types)) if ropes.get(kind, {}) is not None]
+        return {kind: self._rotary(like, ids, kind) for kind in kinds}

@@ -8,6 +8,8 @@ from transformers.models.apertus import modeling_apertus as apertus
 from transformers.models.arcee import modeling_arcee as arcee
 from transformers.models.aria import modeling_aria as aria
 from transformers.models.cohere2 import modeling_cohere2 as cohere2
+from transformers.models.cohere_compass import modeling_cohere_compass as cohere_compass
+from transformers.models.cosmos3_edge import modeling_cosmos3_edge as cosmos3_edge
 from transformers.models.deepseek_v2 import modeling_deepseek_v2 as deepseek_v2
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek_v3
 from transformers.models.dots1 import modeling_dots1 as dots1
@@ -30,6 +32,7 @@ from transformers.models.granite import modeling_granite as granite
 from transformers.models.granitemoehybrid import modeling_granitemoehybrid as granite_hybrid
 from transformers.models.hunyuan_v1_dense import modeling_hunyuan_v1_dense as hunyuan_v1_dense
 from transformers.models.hunyuan_v1_moe import modeling_hunyuan_v1_moe as hunyuan_v1_moe
+from transformers.models.hyperclovax import modeling_hyperclovax as hyperclovax
 from transformers.models.lfm2 import modeling_lfm2 as lfm2
 from transformers.models.lfm2_moe import modeling_lfm2_moe as lfm2_moe
 from transformers.models.llama import modeling_llama as llama
@@ -164,6 +167,7 @@ DECODERS: Mapping[str, DecoderFamily] = {
     "paddleocr_vl_text": family(
         paddleocr, "PaddleOCR", config=paddleocr.PaddleOCRTextConfig, rotates_by_axes=True
     ),
+    "cosmos3_edge_text": family(cosmos3_edge, "Cosmos3EdgeText", rotates_by_axes=True),
     "mistral": family(mistral, "Mistral"),
     "ministral3": family(ministral3, "Ministral3", reads_positions=True),
     "mistral4": routed_family(
@@ -245,6 +249,17 @@ DECODERS: Mapping[str, DecoderFamily] = {
         adapt=cohere.adapt,
         logit_scale=attrgetter("logit_scale"),
     ),
+    "cohere_compass_text": family(
+        cohere_compass,
+        "CohereCompass",
+        config=cohere_compass.CohereCompassTextConfig,
+        norm=None,
+        norm_bias=False,
+        rotates_by_axes=True,
+        rotates_by_layer_type=True,
+        adapt=cohere.adapt_norms,
+        logit_scale=lambda config: config.logit_scale or 1.0,
+    ),
     "seed_oss": family(seed_oss, "SeedOss"),
     "smollm3": family(smollm3, "SmolLM3"),
     "granite": family(
@@ -253,6 +268,13 @@ DECODERS: Mapping[str, DecoderFamily] = {
         embedding_scale=attrgetter("embedding_multiplier"),
         scales_features=True,
         logit_scale=lambda config: 1 / config.logits_scaling,
+    ),
+    "hyperclovax": family(
+        hyperclovax,
+        "HyperCLOVAX",
+        embedding_scale=attrgetter("embedding_multiplier"),
+        scales_features=True,
+        logit_scale=attrgetter("logits_scaling"),
     ),
     "arcee": family(arcee, "Arcee"),
     "nemotron": family(nemotron, "Nemotron", norm=None, layer_norm=nemotron.NemotronLayerNorm1P),

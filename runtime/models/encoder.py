@@ -163,6 +163,11 @@ class EncoderAdapter(Adapter):
         del tokens, named
         return None
 
+    def sides(self, segment: Segment) -> tuple[int, int]:
+        """Rows and columns of its features in a language model with three axes; (0, 0): they are in a row."""
+        del segment
+        return 0, 0
+
     def input_keys(self, model: PreTrainedModel) -> tuple[str, ...]:
         """Names of this model's inputs in a batch; the first holds the items."""
         items = self.items_key or str(model.main_input_name)

@@ -340,6 +340,14 @@ class StepsProjectorLayer(ProjectorLayer):
         return x_TD
 
 
+class StepsMerger(StepsProjectorLayer):
+    """The same behind a tower that has groups of tokens in an order by windows, which it restores."""
+
+    def run(self, x_TD: Tensor, context: Any) -> Tensor:
+        y_GD = super().run(x_TD, context)
+        return y_GD if context.order is None else y_GD.index_select(0, context.order.argsort())
+
+
 def steps_or_none(kind: str | None) -> Steps | None:
     """The steps of a projector that is given by steps; None for named ones."""
     parsed = None if kind is None else from_text(kind)

@@ -107,6 +107,11 @@ class VisionAdapter(EncoderAdapter):
         return square_px(self.config.patch_size)
 
     @property
+    def channels(self) -> int:
+        """Numbers of a pixel."""
+        return int(self.config.num_channels)
+
+    @property
     def side(self) -> int:
         """Number of patches along a side of an image of the configured size."""
         return square_px(self.config.image_size) // self.patch_px
@@ -120,7 +125,7 @@ class VisionAdapter(EncoderAdapter):
                     f"{segment.tile_tokens}"
                 )
             sides = (self.side * self.patch_px,) * 2
-            return (segment.num_tiles, self.config.num_channels, *sides)
+            return (segment.num_tiles, self.channels, *sides)
         patches = segment.tokens_in - self.num_class_tokens
         if patches < 1:
             raise ValueError(
@@ -136,7 +141,7 @@ class VisionAdapter(EncoderAdapter):
                 f"segment {segment.modality}[{segment.k}]: module {self.module.name!r} has positions of "
                 f"{self.side} x {self.side} patches, got {rows} x {columns}"
             )
-        return (self.config.num_channels, rows * self.patch_px, columns * self.patch_px)
+        return (self.channels, rows * self.patch_px, columns * self.patch_px)
 
     def grid_of(self, tokens: int, named: tuple[int, int] | None) -> tuple[int, int]:
         """The grid in the plan; else that of the configured size, or the most square one."""

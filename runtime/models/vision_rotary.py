@@ -36,6 +36,7 @@ from runtime.models.encoder import (
 from runtime.models.norm import WideRMSNorm, widen_norms
 from runtime.models.patch_attention import PatchBlock
 from runtime.models.patch_grid import STEP_DIMS, blockwise, patches_of
+from runtime.models.projector import StepsMerger, steps_or_none
 from runtime.models.vision import grid_of
 from workbench.data.sample import Segment
 from workbench.model.model_graph import Module
@@ -191,6 +192,11 @@ class GridAdapter(EncoderAdapter):
     def grid_of(self, tokens: int, named: tuple[int, int] | None) -> tuple[int, int] | None:
         return self.grid(tokens, named)
 
+    def sides(self, segment: Segment) -> tuple[int, int]:
+        rows, columns = self.grid(segment.tokens_in, segment.grid)
+        side = self.merge * self.merged_side
+        return rows // side, columns // side
+
     def raw_shape(self, segment: Segment) -> tuple[int, ...]:
         rows, columns = self.grid(segment.tokens_in, segment.grid)
         patch = self.config.patch_size
@@ -259,6 +265,11 @@ class QwenVisionAdapter(GridAdapter):
     patches_class: type[nn.Module]
     merger_class: type[nn.Module]
     prefixes = ("", "visual.", "model.visual.")
+
+    @property
+    def merged_side(self) -> int:
+        """Squares lie side by side already."""
+        return 1
 
     @property
     def num_blocks(self) -> int:
@@ -362,7 +373,10 @@ class Qwen25VisionAdapter(QwenVisionAdapter):
         return block
 
     def last(self) -> StageLayer:
-        merger = super().last()
+        merger, steps = super().last(), steps_or_none(self.projector)
+        if steps is not None:
+            norm: Any = self.norm_class(self.width)
+            merger = StepsMerger(steps, self.widths, self.std, lambda *_: None, norm, "merger.ln_q")
         widen_norms(merger, self.norm_class)
         return merger
 

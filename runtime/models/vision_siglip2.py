@@ -12,6 +12,7 @@ from transformers.models.siglip2.modeling_siglip2 import Siglip2EncoderLayer, Si
 
 from runtime.models.adapter import StageLayer
 from runtime.models.vision import EmbedImages, SiglipAdapter, XavierBlock
+from workbench.data.sample import Segment
 
 # Shape suffixes: N = images, C = channels, H = height, W = width, T = patches of an image, S = side of the
 # table of positions, P = numbers of a patch, D = hidden width.
@@ -52,6 +53,10 @@ class Siglip2Adapter(SiglipAdapter):
     @property
     def side(self) -> int:
         return isqrt(self.config.num_patches)
+
+    def sides(self, segment: Segment) -> tuple[int, int]:
+        rows, columns = self.grid_of(segment.tokens_in, segment.grid)
+        return rows // self.merged_side, columns // self.merged_side
 
     def first(self) -> StageLayer:
         return EmbedAnySize(Siglip2VisionEmbeddings(self.config), self.std)

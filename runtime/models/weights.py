@@ -12,7 +12,13 @@ from runtime.models.adapter import Adapter
 from runtime.models.stored_tensors import Pieces, Stored, located, names_of
 from workbench.bounded_file import entry_in
 from workbench.model.checkpoint import INDEX, SINGLE, composite_of, weight_map
-from workbench.model.composites.composite import Parts, name_in_composite, spellings
+from workbench.model.composites.composite import (
+    Parts,
+    name_in_composite,
+    names_in_files,
+    spellings,
+    starts_in_files,
+)
 from workbench.model.families.tiles import NEWLINE
 from workbench.model.item_tokens import packs_tiles
 from workbench.model.lora import is_of_adapter
@@ -111,13 +117,9 @@ def _of_composite(folder: Path, parts: Parts, adapter: Adapter) -> WeightReader:
             "these names"
         )
     stored = stored_in(parts, adapter, file_of, (*adapter.stored_shapes(), *adapter.aliases))
-    own = tuple(start for part in parts.modules[module].weights.values() for start in spellings(part))
+    own = tuple(starts_in_files(parts.modules[module]))
     others = tuple(
-        start
-        for name, part in parts.modules.items()
-        if name != module
-        for each in part.weights.values()
-        for start in spellings(each)
+        start for name, part in parts.modules.items() if name != module for start in starts_in_files(part)
     )
     left_out = [each.weights for each in parts.dropped]
     prefixes = tuple(parts.modules[module].weights)
@@ -144,9 +146,7 @@ def stored_in(
     part = parts.modules[adapter.module.name]
 
     def place(own: str) -> Stored | None:
-        name = next(
-            (spelling for spelling in spellings(name_in_composite(part, own)) if spelling in file_of), None
-        )
+        name = next((each for each in names_in_files(part, own) if each in file_of), None)
         return None if name is None else Stored(name, file_of[name], own in part.transposed)
 
     return located(adapter, names, place)

@@ -339,7 +339,7 @@ class KernelTimes:
         """
         run, queries = self.execution, operator_tokens(operator, work, grid)
         is_forward, size = direction is Direction.FORWARD, ELEMENT_BYTES[precision]
-        keys = operator.num_keys or work.sums.longest
+        keys = operator.num_keys or work.sums.longest * operator.tokens_scale
         scores = queries * keys * operator.num_heads / grid.tp
         rate = self._rate(Gemm(scores / keys, keys, operator.mean_dim), precision) * run.attention_rate
         pass_s = self.moved_s(scores * size / run.scores_rate)

@@ -205,7 +205,8 @@ def attention_pairs(operator: Attention, work: Work, grid: Grid) -> float:
     if operator.keys is TokenCount.CONTEXT:
         return work.context_area / grid.cp
     if operator.num_keys is None:
-        return dict(work.sums.reached).get(operator.reach, work.attention_area) / grid.cp
+        area = dict(work.sums.reached).get(operator.reach, work.attention_area)
+        return area * operator.tokens_scale**2 / grid.cp
     return operator_tokens(operator, work, grid) * operator.num_keys
 
 

@@ -201,7 +201,7 @@ def whisper_tokens(
             "audio clip: want a duration > 0 s and a window >= 1 token, "
             f"got {duration_s} s and {window_tokens}"
         )
-    num_windows = -(-_samples(duration_s) // (2 * MEL_HOP * window_tokens))
+    num_windows = -(-sound_samples(duration_s) // (2 * MEL_HOP * window_tokens))
     return (ItemTokens(window_tokens, window_tokens),) * num_windows
 
 
@@ -227,7 +227,7 @@ def windowed_tokens(
         >>> windowed_tokens(2.26, window_tokens=100)
         (ItemTokens(tokens_in=100, tokens_out=100), ItemTokens(tokens_in=13, tokens_out=13))
     """
-    num_tokens = -(-_samples(duration_s) // (2 * MEL_HOP))
+    num_tokens = -(-sound_samples(duration_s) // (2 * MEL_HOP))
     if num_tokens < 2:
         raise ValueError(f"audio clip: want a duration of more than {WHISPER_FRAME_S} s, got {duration_s} s")
     if most_windows is not None:
@@ -244,7 +244,7 @@ def padded_windows(
 
     Source: `input_features_mask` of transformers' feature extractor, and `_get_audio_token_length`.
     """
-    num_full, left = divmod(-(-_samples(duration_s) // (2 * MEL_HOP)), window_tokens)
+    num_full, left = divmod(-(-sound_samples(duration_s) // (2 * MEL_HOP)), window_tokens)
     heard = (window_tokens,) * num_full + ((left,) if left else ())
     return tuple(ItemTokens(window_tokens, num) for num in heard)
 
@@ -261,7 +261,7 @@ def conformer_tokens(duration_s: float, *, reduction: int = 8) -> ItemTokens:
         >>> conformer_tokens(30.0)
         ItemTokens(tokens_in=375, tokens_out=375)
     """
-    num_samples = _samples(duration_s)
+    num_samples = sound_samples(duration_s)
     if num_samples < MEL_WINDOW:
         least_s = MEL_WINDOW / SAMPLES_PER_S
         raise ValueError(
@@ -285,14 +285,14 @@ def mel_frames(duration_s: float) -> int:
         >>> mel_frames(8.0)
         800
     """
-    frames = _samples(duration_s) // MEL_HOP
+    frames = sound_samples(duration_s) // MEL_HOP
     if frames < 1:
         least_s = 1 / MEL_FRAMES_PER_S
         raise ValueError(f"audio clip: want a duration of at least {least_s} s, got {duration_s} s")
     return frames
 
 
-def _samples(duration_s: float) -> int:
+def sound_samples(duration_s: float) -> int:
     """Sound samples of a clip, at least one."""
     if not 0 < duration_s < math.inf:
         raise ValueError(f"audio clip: want a duration > 0 s, got {duration_s} s")

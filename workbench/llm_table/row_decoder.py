@@ -6,7 +6,8 @@ Tokens of a row are the encoder's, so that operators of the decoder work on a mu
 from dataclasses import replace
 
 from workbench.llm_table.llm_row import LlmRow, YesNo
-from workbench.model.layer import Attention, Layer, Lookup, Operator
+from workbench.model.layer import Attention, Layer, Operator
+from workbench.model.module_layers import over
 from workbench.model.transformer import (
     CROSS,
     Block,
@@ -30,7 +31,7 @@ def decoder_operators(row: LlmRow) -> tuple[Operator, ...]:
     heads = Heads(num=row.heads, num_kv=row.heads, dim=row.head_dim, causal=True, fused=True)
     mlp = Mlp(width=row.ffn, gated=row.gated_mlp is YesNo.YES, activation=row.activation, fused=True)
     block = Block(width=row.hidden, heads=heads, mlp=mlp, norm=Norm.RMS)
-    operators = [_scaled(each, scale) for each in block_operators(block)]
+    operators = [over(each, scale) for each in block_operators(block)]
     operators = [
         replace(each, num_keys=max(1, (row.decoder_sequence + 1) // 2))
         if isinstance(each, Attention)
@@ -41,7 +42,7 @@ def decoder_operators(row: LlmRow) -> tuple[Operator, ...]:
         norm("cross_attention_norm", row.hidden, Norm.RMS),
         residual("cross_attention_residual", row.hidden),
     )
-    before, after = (_scaled(each, scale) for each in crossed)
+    before, after = (over(each, scale) for each in crossed)
     keys = Keys(width=row.hidden, num=row.sequence, per_token=1.0)
     cross_attention = cross_attention_operators(CROSS, row.hidden, heads, keys, tokens_scale=scale)
     index = next(index for index, each in enumerate(operators) if each.name == "attention_residual")
@@ -50,8 +51,4 @@ def decoder_operators(row: LlmRow) -> tuple[Operator, ...]:
 
 def decoder_head(head: Layer, tokens_scale: float) -> Layer:
     """The head over `tokens_scale` tokens per counted token."""
-    return replace(head, operators=tuple(_scaled(each, tokens_scale) for each in head.operators))
-
-
-def _scaled(operator: Operator, tokens_scale: float) -> Operator:
-    return operator if isinstance(operator, Lookup) else replace(operator, tokens_scale=tokens_scale)
+    return replace(head, operators=tuple(over(each, tokens_scale) for each in head.operators))

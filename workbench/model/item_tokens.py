@@ -12,7 +12,7 @@ from workbench.model.config_fields import flag
 from workbench.model.families.family import Architecture, Encoder, LanguageModel
 from workbench.model.families.registry import ARCHITECTURES
 from workbench.model.families.tiles import NEWLINE, SHRINKS
-from workbench.model.layer import Attention, Layer, Lookup, Matmul, Pointwise
+from workbench.model.layer import Attention, Layer, Lookup, Matmul, Pointwise, TokenCount
 from workbench.model.mmdit import JOINT, TEXT
 from workbench.model.model_graph import ModelGraph, Module
 from workbench.model.projector import POOL, SHUFFLE
@@ -36,7 +36,7 @@ def native_tokens(module: Module) -> tuple[int, int] | None:
     if not tables:
         return None
     tokens_in = tables[0].num_rows
-    return tokens_in, (tokens_in - class_tokens(first)) // merged_tokens(last)
+    return tokens_in, (tokens_in - class_tokens(first)) // merged_tokens(last) // merged_inside(last)
 
 
 def takes_any_size(module: Module) -> bool:
@@ -93,7 +93,8 @@ def image_tokens(module: Module, height_px: int, width_px: int) -> ItemTokens | 
         return family.image_tokens(config, height_px, width_px)
     squares = {"spatial_merge_size": isqrt(merged)}
     inside = family.image_tokens(config | squares, height_px, width_px).tokens_in
-    return ItemTokens(inside, (inside - class_tokens(module.layers[0])) // merged)
+    behind = (inside - class_tokens(module.layers[0])) // merged_inside(module.layers[-1])
+    return ItemTokens(inside, behind // merged)
 
 
 def patch_grid(tokens: ItemTokens, height_px: int, width_px: int) -> tuple[int, int]:
@@ -244,6 +245,13 @@ def merged_tokens(projector: Layer) -> int:
         if isinstance(operator, Pointwise) and operator.name in (POOL, SHUFFLE):
             return int(operator.tokens_scale)
     return 1
+
+
+def merged_inside(projector: Layer) -> int:
+    """The number of neighbouring tokens that became one before a projector layer, by its first norm."""
+    first = projector.operators[0]
+    is_fewer = isinstance(first, Pointwise) and first.tokens is TokenCount.IN and first.tokens_scale < 1
+    return round(1 / first.tokens_scale) if is_fewer else 1  # type: ignore[union-attr]
 
 
 def evenly_near(num_tokens: int, wanted: int) -> int:

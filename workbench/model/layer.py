@@ -111,7 +111,7 @@ class Attention:
         head_dim: width of a head: of its query, key and value.
         causal: whether the mask is causal.
         tokens: token count that determines the number of queries.
-        tokens_scale: queries per counted token.
+        tokens_scale: queries per counted token, and keys where `num_keys` is None.
         num_keys: keys per query if the number is fixed (cross-attention to a prompt of fixed length, a level
             of a fixed-size UNet); None: the attention area of the row.
         keys: "context": keys come from another module, item by item.

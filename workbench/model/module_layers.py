@@ -31,6 +31,11 @@ def unequal_block_layers(blocks: Sequence[Block]) -> tuple[Layer, ...]:
     )
 
 
+def over(operator: Operator, share: float) -> Operator:
+    """The operator over this share of the counted tokens; a table's rows stay as they are."""
+    return operator if isinstance(operator, Lookup) else replace(operator, tokens_scale=share)
+
+
 def token_embedding(
     vocab: int,
     width: int,

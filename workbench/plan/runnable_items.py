@@ -14,6 +14,7 @@ from workbench.model.item_tokens import (
     evenly_near,
     family_of,
     lone_tile,
+    merged_inside,
     merged_tokens,
     native_tokens,
     packs_tiles,
@@ -22,7 +23,7 @@ from workbench.model.item_tokens import (
 )
 from workbench.model.layer import TokenCount
 from workbench.model.model_graph import Module
-from workbench.model.projector import Projector, Steps, from_text, grid_text, merged_by
+from workbench.model.projector import Projector, ProjectorKind, Steps, from_text, grid_text, merged_by
 
 VISION = "vision"  # a family's role
 
@@ -87,7 +88,9 @@ def _check_projected(module: Module, segment: Segment) -> None:
     assert module.source is not None, "it is of a family"
     assert module.source.projector is not None, "an encoder ends with one"
     projector = from_text(module.source.projector)
-    if not isinstance(projector, Projector):
+    if (inside := merged_inside(module.layers[-1])) > 1:
+        num_out = _merged_inside(module, segment, num_patches, inside, projector)
+    elif not isinstance(projector, Projector):
         num_out = _merged(
             projector, num_patches, _patch_grid(module, segment, num_patches, isqrt(merged_by(projector)))
         )
@@ -103,6 +106,18 @@ def _check_projected(module: Module, segment: Segment) -> None:
         num_out = segment.tokens_out if merged == 1 else num_patches // merged
     if num_out != segment.tokens_out:
         raise ValueError(f"its projector makes {num_out} tokens of {num_patches}, got {segment.tokens_out}")
+
+
+def _merged_inside(
+    module: Module, segment: Segment, num_patches: int, inside: int, projector: ProjectorKind
+) -> int:
+    """Return the tokens of a tower that makes one of `inside` patches, and of its projector after that."""
+    steps = () if isinstance(projector, Projector) else projector
+    grid = _patch_grid(module, segment, num_patches, isqrt(inside * merged_by(steps)))
+    _merged_square(isqrt(inside), num_patches, grid)
+    side = isqrt(inside)
+    squares = None if grid is None else (grid[0] // side, grid[1] // side)
+    return _merged(steps, num_patches // inside, squares)
 
 
 def _check_padded(segment: Segment, most: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from workbench.model.config_fields import Config, count, flag, text, whole
 from workbench.model.feature_layers import FeatureLayers, states_read
 from workbench.model.projector import ProjectorKind, ProjectorStep, Steps
+from workbench.model.transformer import Norm
 
 VISION, AUDIO, LLM = "vision", "audio", "llm"
 TILES = (
@@ -47,6 +48,7 @@ class Part:
         weights: prefix of weight names in its own checkpoint -> prefix in the composite's; the longest
             matching prefix counts.
         transposed: own names of weights that the composite holds as [in, out].
+        respelled: parts of names in the composite, and what released files have in their place.
         items: a job's keys for one item of the size that the model was trained with: `images`, `seconds`,
             or none where the module itself determines it.
     """
@@ -54,6 +56,7 @@ class Part:
     config: Mapping[str, Any]
     weights: Mapping[str, str]
     transposed: tuple[str, ...] = ()
+    respelled: tuple[tuple[str, str], ...] = ()
     projector: ProjectorKind | None = None
     feature_layer: FeatureLayers | None = None
     items: Mapping[str, Any] = field(default_factory=dict)
@@ -111,6 +114,27 @@ def name_in_composite(part: Part, name: str) -> str:
     """The name of a part's weight in the composite's checkpoint."""
     prefix = max((start for start in part.weights if name.startswith(start)), key=len)
     return part.weights[prefix] + name.removeprefix(prefix)
+
+
+def names_in_files(part: Part, name: str) -> Iterator[str]:
+    """Yield the names of a part's weight in checkpoints: transformers' own, older ones, and released ones."""
+    inside = name_in_composite(part, name)
+    yield from spellings(inside)
+    yield _released(part, inside)
+
+
+def starts_in_files(part: Part) -> Iterator[str]:
+    """Yield what the names of a part's weights begin with in checkpoints."""
+    for start in part.weights.values():
+        yield from spellings(start)
+        if released := _released(part, start):
+            yield released
+
+
+def _released(part: Part, name: str) -> str:
+    for here, stored in part.respelled:
+        name = name.replace(here, stored, 1)
+    return name
 
 
 def spellings(name: str) -> Iterator[str]:
@@ -178,6 +202,23 @@ def mlp_steps(act: str, *, bias: bool = True) -> Steps:
     """Two matmuls to the LLM's width, with an activation between them."""
     out = ProjectorStep(linear_out=True, bias=bias)
     return (out, ProjectorStep(act=act), out)
+
+
+def normed_squares(width: int, side: int, *, inner: int | None = None, eps: float = 1e-5) -> Steps:
+    """A norm of every patch, squares of patches side by side, an MLP.
+
+    Args:
+        width: of a patch; side: of a square.
+        inner: width inside the MLP; None: a square's.
+        eps: of the norm.
+    """
+    return (
+        ProjectorStep(norm=Norm.LAYER, eps=eps),
+        ProjectorStep(merge=side**2),
+        ProjectorStep(linear=inner or side**2 * width),
+        ProjectorStep(act="gelu"),
+        ProjectorStep(linear_out=True),
+    )
 
 
 def merging_tower(vision: Config) -> Part:

@@ -1,11 +1,14 @@
-"""Composites with Qwen's vision towers, which end with a merger: Qwen-VL, Cosmos 3, Qwen3.5, EXAONE 4.5."""
+"""Composites with Qwen's vision towers, which end with a merger: Qwen-VL, Cosmos 3, EXAONE 4.5 and others."""
 
 from dataclasses import replace
 
 from workbench.model.composites.composite import (
+    LLM,
+    PAGE,
     VISION,
     Composite,
     Dropped,
+    Part,
     Parts,
     check_width,
     joined,
@@ -14,7 +17,8 @@ from workbench.model.composites.composite import (
     text_config,
     typed_config,
 )
-from workbench.model.config_fields import Config
+from workbench.model.config_fields import Config, whole
+from workbench.model.projector import ProjectorStep
 
 _NOT_TEXT = ("vision_config", "text_config", "audio_config", "model_type", "architectures")
 
@@ -61,6 +65,40 @@ def _exaone(config: Config) -> Parts:
 
 
 _EXAONE = "exaone4"
+
+
+def _hyperclovax(config: Config) -> Parts:
+    """Qwen2.5-VL's tower and its merger, a matmul, and a language model whose positions have one axis."""
+    vision = typed_config(config, "vision_config", "qwen2_5_vl_vision")
+    width, side = whole(vision, "hidden_size", 3584), whole(vision, "spatial_merge_size", 2)
+    tower = "model.vision_model."
+    seen = Part(
+        config=vision,
+        projector=(
+            ProjectorStep(merge=side**2),
+            ProjectorStep(linear=side**2 * width),
+            ProjectorStep(act="gelu"),
+            ProjectorStep(linear=whole(vision, "out_hidden_size", 3584)),
+            ProjectorStep(linear_out=True),
+        ),
+        items=PAGE,
+        weights={
+            "": tower,
+            "projector.1.": f"{tower}merger.mlp.0.",
+            "projector.3.": f"{tower}merger.mlp.2.",
+            "projector.4.": "model.projector.",
+        },
+        respelled=(("model.projector.", "model.vision_projector."),),
+    )
+    llm = {**text_config(config, "", ties=True), "model_type": "hyperclovax"}
+    parts = joined(config, {VISION: seen}, llm)
+    stored = (
+        ("model.language_model.", "model.language_model.model."),
+        ("lm_head.", "model.language_model.lm_head."),
+    )
+    return replace(parts, modules={**parts.modules, LLM: replace(parts.modules[LLM], respelled=stored)})
+
+
 COMPOSITES = (
     Composite(
         name="Qwen2-VL",
@@ -90,4 +128,10 @@ COMPOSITES = (
         take_apart=lambda config: _with_head(config, "qwen3_5_moe_text", 2048),
     ),
     Composite(name="EXAONE 4.5", model_type="exaone4_5", take_apart=_exaone),
+    Composite(
+        name="Cohere Compass",
+        model_type="cohere_compass",
+        take_apart=lambda config: _qwen3_vl(config, "cohere_compass_text", usual=8192),
+    ),
+    Composite(name="HyperCLOVA X SEED Think", model_type="hyperclovax_vision_v2", take_apart=_hyperclovax),
 )

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from functools import cache
 
 from workbench.model.composites import (
+    any_size,
     cohere,
     deepseek,
     internvl,
-    liquid,
     llava,
     nemotron,
     qwen,
@@ -31,7 +31,7 @@ COMPOSITES: Mapping[str, Composite] = {
         *sound.COMPOSITES,
         *speech.COMPOSITES,
         *cohere.COMPOSITES,
-        *liquid.COMPOSITES,
+        *any_size.COMPOSITES,
         *nemotron.COMPOSITES,
         *(composite for family in ARCHITECTURES.values() for composite in family.composites),
     )

@@ -17,6 +17,7 @@ from workbench.model.composites.composite import (
     joined,
     merging_tower,
     mlp_steps,
+    normed_squares,
     part_config,
     text_config,
     typed_config,
@@ -262,13 +263,7 @@ def _kimi(config: Config) -> Parts:
         )
     vision_part = Part(
         config=vision,
-        projector=(
-            ProjectorStep(norm=Norm.LAYER, eps=number(config, "projection_layer_norm_eps", 1e-5)),
-            ProjectorStep(merge=side**2),
-            ProjectorStep(linear=side**2 * width),
-            ProjectorStep(act="gelu"),
-            ProjectorStep(linear_out=True),
-        ),
+        projector=normed_squares(width, side, eps=number(config, "projection_layer_norm_eps", 1e-5)),
         items=PAGE,
         weights={
             **VISION_TOWER,

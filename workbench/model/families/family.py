@@ -9,10 +9,11 @@ from workbench.data.corpus import ItemTokens, Video
 from workbench.model.composites.composite import Composite
 from workbench.model.config_fields import Config, flag
 from workbench.model.families.positions import check_fixed_positions
-from workbench.model.families.tiles import NEWLINE, PHI_4, SHRINKS, Tiles, anyres, of_grids
+from workbench.model.families.tiles import NEWLINE, PHI_4, SHRINKS, Tiles, anyres, of_grids, with_newline
 from workbench.model.feature_layers import FeatureLayers, carrying, num_beside, states_read
 from workbench.model.layer import Layer, LayerKind, Matmul, Operator, Pointwise, TokenCount
 from workbench.model.model_graph import GENERATED, TEXT
+from workbench.model.module_layers import over
 from workbench.model.projector import (
     POOL,
     SHUFFLE,
@@ -217,6 +218,8 @@ class Tower:
             another layer of the LLM.
         merger: operators of its own merger after the final norm; empty: Qwen2-VL's.
         rotated: numbers of each token that are rotated by its time after the final norm.
+        inside: tokens that are one behind its blocks, as they merge inside it.
+        takes_steps: whether its own merger may be spelled out as steps, with others behind it.
     """
 
     layers: Layers
@@ -228,6 +231,8 @@ class Tower:
     stacked: int = 1
     merger: tuple[Operator, ...] = ()
     rotated: int = 0
+    inside: int = 1
+    takes_steps: bool = False
 
     def up_to(self, feature_layer: FeatureLayers) -> "Tower":
         """The tower whose output is a hidden state, or several side by side.
@@ -242,6 +247,8 @@ class Tower:
             raise ValueError(
                 f"its features are rotated by time: it has no feature_layer, got {feature_layer}"
             )
+        if self.inside > 1:
+            raise ValueError(f"it merges tokens inside: it has no feature_layer, got {feature_layer}")
         if self.stacked > 1:
             raise ValueError(
                 f"its blocks give features besides: it has no feature_layer, got {feature_layer}"
@@ -255,7 +262,7 @@ class Tower:
 
     def projector(self, kind: ProjectorKind, llm_width: int) -> Layer:
         """The projector as the last layer; ValueError for one that the tower cannot end with."""
-        has_own = self.projectors == (Projector.MERGER,)
+        has_own = self.projectors == (Projector.MERGER,) and not self.takes_steps
         if kind not in self.projectors if isinstance(kind, Projector) else has_own:
             allowed = " or ".join(repr(each.value) for each in sorted(self.projectors))
             raise ValueError(f"its projector must be {allowed}, got {shown(kind)}")
@@ -268,6 +275,9 @@ class Tower:
         layer = projector_layer(
             Projection(kind=kind, in_width=self.width, out_width=llm_width, norm=self.norm, merge=self.merge)
         )
+        if self.inside > 1:
+            first, *others = layer.operators
+            layer = replace(layer, operators=(over(first, 1 / self.inside), *others))
         if self.rotated:
             rotary = Pointwise(name=_TIME_ROTARY, width=self.rotated, num_passes=2, tokens=TokenCount.OUT)
             first, *others = layer.operators
@@ -348,7 +358,7 @@ class Encoder(Architecture):
         projector = tower.projector(kind, llm_width)
         if flag(config, NEWLINE):
             self._check_packs(config, projector)
-            projector = _with_newline(projector, shrinks=config.get(SHRINKS) is not None)
+            projector = with_newline(projector, shrinks=config.get(SHRINKS) is not None)
         return (*tower.layers, projector), kind
 
     def _check_packs(self, config: Config, projector: Layer) -> None:
@@ -357,21 +367,6 @@ class Encoder(Architecture):
             raise ValueError(f"{self.model_type} puts no tiles together; leave out {NEWLINE}")
         if any(operator.name in (POOL, SHUFFLE) for operator in projector.operators):
             raise ValueError(f"{NEWLINE}: tiles are put together unmerged; want a projector without a merge")
-
-
-def _with_newline(projector: Layer, *, shrinks: bool) -> Layer:
-    """Add the token that ends a row, and the copy that puts rows together.
-
-    If features are shrunk after the projector, their number before is unknown: all of the tiles are counted.
-    """
-    width = projector.out_width
-    if shrinks:
-        operators = tuple(replace(operator, tokens=TokenCount.IN) for operator in projector.operators)
-        projector = replace(projector, operators=operators)
-    newline = Pointwise(
-        name=NEWLINE, width=width, num_passes=2, weights=(("weight", width),), tokens=TokenCount.OUT
-    )
-    return replace(projector, operators=(*projector.operators, newline))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from workbench.model.composites.composite import (
+    AUDIO,
+    CLIP,
     PAGE,
     VISION,
     VISION_TOWER,
@@ -24,12 +26,13 @@ from workbench.model.experts import (
     Experts,
     expert_operators,
 )
+from workbench.model.families import gemma4_unified
 from workbench.model.families.decoder import SLIDING, capped, default_sizes, llama_like, windowed
 from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
 from workbench.model.families.gemma4_vision import POOLED
 from workbench.model.families.positions import check_causal_positions
 from workbench.model.layer import Layer, Operator, Pointwise
-from workbench.model.projector import Merge, ProjectorStep
+from workbench.model.projector import Merge, ProjectorStep, Steps
 from workbench.model.transformer import Mlp, Norm, Placement, norm, residual, value_norm
 
 FULL = "full_attention"
@@ -222,18 +225,70 @@ def _parts(config: Config) -> Parts:
         config=vision,
         projector=(
             ProjectorStep(merge=whole(vision, "pooling_kernel_size", POOLED) ** 2, how=Merge.MEAN),
-            ProjectorStep(norm=Norm.UNSCALED, eps=number(vision, "rms_norm_eps", 1e-6)),
-            ProjectorStep(linear_out=True, bias=False),
+            *_normed_matmul(vision),
         ),
         items=PAGE,
         weights={**VISION_TOWER, "projector.2.": "model.embed_vision.embedding_projection."},
     )
-    llm = text_config(config, "gemma4_text", ties=True)
-    note = "tokens of an image see each other in blocks with a window: give the mask gemma4 for it"
-    notes = (note,) if llm.get(BIDIRECTIONAL) == "vision" else ()
-    return joined(config, {VISION: tower}, llm, notes=notes)
+    return _before_llm(config, {VISION: tower}, text_config(config, "gemma4_text", ties=True), _IN_WINDOWS)
 
 
+def _unified_parts(config: Config) -> Parts:
+    """No towers: patches and samples through a norm and a matmul.
+
+    Raises:
+        ValueError: neither images nor sound.
+    """
+    encoders = {}
+    if config.get("vision_config") is not None:
+        vision = part_config(config, "vision_config", "gemma4_unified_vision")
+        gemma4_unified.check_widths(vision)
+        embedding = "model.embed_vision."
+        encoders[VISION] = Part(
+            config=vision,
+            projector=_normed_matmul(vision),
+            items=PAGE,
+            weights={
+                "": embedding,
+                "projector.1.": f"{embedding}multimodal_embedder.embedding_projection.",
+            },
+            respelled=(
+                ("embed_vision.", "vision_embedder."),
+                ("vision_embedder.multimodal_embedder.", "embed_vision."),
+            ),
+        )
+    if config.get("audio_config") is not None:
+        encoders[AUDIO] = Part(
+            config=part_config(config, "audio_config", "gemma4_unified_audio"),
+            projector=(ProjectorStep(linear_out=True, bias=False),),
+            items=CLIP,
+            weights={"": "model.embed_audio.", "projector.0.": "model.embed_audio.embedding_projection."},
+        )
+    if not encoders:
+        raise ValueError(
+            "gemma4_unified: vision_config or audio_config must be an object, got none; plan its text_config "
+            "alone"
+        )
+    llm = _UNIFIED | text_config(config, "", ties=True) | {"model_type": "gemma4_text", _PER_LAYER: 0}
+    return _before_llm(config, encoders, llm, _IN_ALL)
+
+
+_UNIFIED = {"sliding_window": 1024, BIDIRECTIONAL: "vision", "max_position_embeddings": 262_144}
+
+
+def _normed_matmul(tower: Config) -> Steps:
+    eps = number(tower, "rms_norm_eps", 1e-6)
+    return (ProjectorStep(norm=Norm.UNSCALED, eps=eps), ProjectorStep(linear_out=True, bias=False))
+
+
+def _before_llm(config: Config, encoders: Mapping[str, Part], llm: Config, note: str) -> Parts:
+    """The parts, with a note about images where their tokens see each other."""
+    notes = (note,) if VISION in encoders and llm.get(BIDIRECTIONAL) == "vision" else ()
+    return joined(config, encoders, llm, notes=notes)
+
+
+_IN_WINDOWS = "tokens of an image see each other in blocks with a window: give the mask gemma4 for it"
+_IN_ALL = "tokens of an image see each other: give the mask gemma for it"
 GEMMA4 = LanguageModel(
     name="Gemma 4",
     model_type="gemma4_text",
@@ -263,5 +318,8 @@ GEMMA4 = LanguageModel(
         }.items()
     },
     make=_gemma4,
-    composites=(Composite(name="Gemma 4 with images", model_type="gemma4", take_apart=_parts),),
+    composites=(
+        Composite(name="Gemma 4 with images", model_type="gemma4", take_apart=_parts),
+        Composite(name="Gemma 4 unified", model_type="gemma4_unified", take_apart=_unified_parts),
+    ),
 )

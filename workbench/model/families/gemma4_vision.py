@@ -94,7 +94,7 @@ def image_tokens(config: Config, height_px: int, width_px: int) -> ItemTokens:
     Raises:
         ValueError: an image so narrow that it would have more tokens than are allowed, or none.
     """
-    square, most = whole(config, "patch_size", 16) * _side(config), _most(config)
+    square, most = whole(config, "patch_size", 16) * _side(config), most_soft_tokens(config)
     factor = sqrt(most * square**2 / (height_px * width_px))
     rows, columns = (floor(factor * px / square) for px in (height_px, width_px))
     if rows == 0 and columns > 0:
@@ -109,12 +109,13 @@ def image_tokens(config: Config, height_px: int, width_px: int) -> ItemTokens:
     return ItemTokens(rows * columns * _side(config) ** 2, rows * columns)
 
 
-def _most(config: Config) -> int:
+def most_soft_tokens(config: Config) -> int:
+    """Of an image."""
     return whole(config, "max_soft_tokens", _SOFT_TOKENS)
 
 
 def _native_tokens(config: Config) -> tuple[int, int]:
-    return _most(config) * _side(config) ** 2, _most(config)
+    return most_soft_tokens(config) * _side(config) ** 2, most_soft_tokens(config)
 
 
 def _processed(processor: Config) -> dict[str, Any]:

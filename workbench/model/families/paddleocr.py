@@ -12,6 +12,7 @@ from workbench.model.composites.composite import (
     Part,
     Parts,
     joined,
+    normed_squares,
     text_config,
     typed_config,
 )
@@ -21,8 +22,6 @@ from workbench.model.families.family import EXAMPLE_LLM, EXAMPLE_VIT, Encoder, E
 from workbench.model.families.positions import check_fixed_positions
 from workbench.model.families.qwen_vision import image_limits
 from workbench.model.families.vit import Vit, check_turned_pairs, tower_of
-from workbench.model.projector import ProjectorStep
-from workbench.model.transformer import Norm
 
 _HEAD = 128  # default width of a head of the language model
 _TEXT = default_sizes(
@@ -79,13 +78,7 @@ def _take_apart(config: Config) -> Parts:
     width, side = whole(given, "hidden_size", _TOWER.width), whole(given, _SIDE, 2)
     vision_part = Part(
         config={key: value for key, value in given.items() if key != _SIDE},  # a matter of the projector
-        projector=(
-            ProjectorStep(norm=Norm.LAYER, eps=1e-5),
-            ProjectorStep(merge=side**2),
-            ProjectorStep(linear=side**2 * width),
-            ProjectorStep(act="gelu"),
-            ProjectorStep(linear_out=True),
-        ),
+        projector=normed_squares(width, side),
         items=PAGE,
         weights={
             "": "model.visual.vision_model.",

@@ -1,9 +1,13 @@
-"""Language models whose MLPs have no gate: AFM, Nemotron, StarCoder2, Apertus."""
+"""Language models whose MLPs have no gate: AFM, Nemotron, StarCoder2, Apertus, Cosmos 3 Edge."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 from workbench.model.config_fields import Config, attention_bias, flag, whole
 from workbench.model.families.decoder import default_sizes, llama_like, windowed
 from workbench.model.families.family import EXAMPLE_LLM, Example, LanguageModel, Layers
-from workbench.model.families.positions import rotary_dim
+from workbench.model.families.positions import check_fixed_positions, rotary_dim
 from workbench.model.transformer import XIELU, Norm
 
 _ARCEE = default_sizes(32000, 2560, 18432, 32, 32, hidden_act="relu2")
@@ -19,13 +23,17 @@ _STARCODER = default_sizes(
     tie_word_embeddings=True,
 )
 _APERTUS = default_sizes(131072, 4096, 14336, 32, 32, hidden_act=XIELU)
+_COSMOS_HEAD = 128  # default width of a head
+_COSMOS = default_sizes(
+    131072, 2048, 9216, 28, 16, num_key_value_heads=8, head_dim=_COSMOS_HEAD, hidden_act="relu2"
+)
 _HALF = 0.5  # of a head of Nemotron is rotated
 
 
-def _arcee(config: Config) -> Layers:
+def _arcee(config: Config, defaults: Mapping[str, Any] = _ARCEE) -> Layers:
     return llama_like(
         config,
-        defaults=_ARCEE,
+        defaults=defaults,
         heads={"bias": attention_bias(config)},
         mlp={"gated": False, "bias": flag(config, "mlp_bias")},
     )
@@ -88,4 +96,16 @@ APERTUS = LanguageModel(
     model_type="apertus",
     examples={"apertus": Example(config=EXAMPLE_LLM | {"pad_token_id": 0})},
     make=_apertus,
+)
+COSMOS_EDGE_TEXT = LanguageModel(
+    name="Cosmos 3 Edge text",
+    model_type="cosmos3_edge_text",
+    check_config=partial(check_fixed_positions, head_dim=_COSMOS_HEAD),
+    examples={
+        "cosmos 3 edge text": Example(
+            config=EXAMPLE_LLM
+            | {"head_dim": 32, "rope_parameters": {"rope_type": "default", "mrope_section": [6, 5, 5]}}
+        )
+    },
+    make=lambda config: _arcee(config, _COSMOS),
 )

@@ -67,7 +67,8 @@ def _windowed(config: Config, heads: Heads) -> Tower:
     windowed = replace(whole_image, heads=replace(whole_image.heads, num_keys=_window_side(config) ** 2))
     listed = layer_indices(config, "fullatt_block_indexes", (7, 15, 23, 31))
     blocks = [whole_image if i in listed else windowed for i in range(count(config, "depth", 32))]
-    return _qwen_vision(config, unequal_block_layers(blocks), whole_image.width, Norm.RMS)
+    tower = _qwen_vision(config, unequal_block_layers(blocks), whole_image.width, Norm.RMS)
+    return replace(tower, takes_steps=True)
 
 
 def _window_side(config: Config) -> int:

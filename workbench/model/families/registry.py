@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from workbench.model.config_fields import Config
 from workbench.model.families.aria import ARIA_TEXT
-from workbench.model.families.cohere import COHERE2
+from workbench.model.families.cohere import COHERE2, COHERE_COMPASS
 from workbench.model.families.decoders import (
     GEMMA,
     GEMMA2,
@@ -26,17 +26,19 @@ from workbench.model.families.dit import DIT
 from workbench.model.families.ernie import ERNIE4_5, ERNIE4_5_MOE
 from workbench.model.families.family import Architecture, Family
 from workbench.model.families.gemma4 import GEMMA4
+from workbench.model.families.gemma4_unified import GEMMA4_FRAMES, GEMMA4_PATCHES
 from workbench.model.families.gemma4_vision import GEMMA4_VISION
 from workbench.model.families.glm import GLM4, GLM4_MOE, GLM4V_MOE_TEXT, GLM4V_TEXT, GLM_OCR_TEXT
 from workbench.model.families.glm_vision import GLM4V_VISION, GLM_OCR_VISION
 from workbench.model.families.gpt_oss import GPT_OSS
-from workbench.model.families.granite import GRANITE
+from workbench.model.families.granite import GRANITE, HYPERCLOVAX
 from workbench.model.families.granite_hybrid import GRANITE_HYBRID
 from workbench.model.families.hunyuan import HUNYUAN, HUNYUAN_MOE
 from workbench.model.families.janus_vision import JANUS_VISION
 from workbench.model.families.kimi_vision import KIMI_VISION
 from workbench.model.families.lfm2 import LFM2, LFM2_MOE
 from workbench.model.families.llama4 import LLAMA4
+from workbench.model.families.minicpm_vision import MINICPM_OCR_VISION, MINICPM_VISION
 from workbench.model.families.mistral import MINISTRAL3, MISTRAL4
 from workbench.model.families.mixtures import MIXTRAL, OLMOE, QWEN3_MOE, QWEN3_OMNI_TEXT, QWEN3_VL_MOE_TEXT
 from workbench.model.families.mllama import MLLAMA_TEXT, MLLAMA_VISION
@@ -45,7 +47,7 @@ from workbench.model.families.norms_after import EXAONE4, OLMO2, OLMO3
 from workbench.model.families.paddleocr import PADDLEOCR_TEXT, PADDLEOCR_VISION
 from workbench.model.families.parakeet import PARAKEET
 from workbench.model.families.phi4_audio import PHI4_AUDIO
-from workbench.model.families.plain_mlp import APERTUS, ARCEE, NEMOTRON, STARCODER2
+from workbench.model.families.plain_mlp import APERTUS, ARCEE, COSMOS_EDGE_TEXT, NEMOTRON, STARCODER2
 from workbench.model.families.position_tables import GPT2, OPT
 from workbench.model.families.qwen2_moe import QWEN2_MOE
 from workbench.model.families.qwen3_omni_audio import QWEN3_OMNI_AUDIO
@@ -118,7 +120,9 @@ FAMILIES: tuple[Family, ...] = (
     GLM4V_MOE_TEXT,
     GLM_OCR_TEXT,
     PADDLEOCR_TEXT,
+    COSMOS_EDGE_TEXT,
     COHERE2,
+    COHERE_COMPASS,
     OLMO2,
     OLMO3,
     OLMOE,
@@ -126,6 +130,7 @@ FAMILIES: tuple[Family, ...] = (
     SEED_OSS,
     SMOLLM3,
     GRANITE,
+    HYPERCLOVAX,
     ARCEE,
     NEMOTRON,
     STARCODER2,
@@ -165,6 +170,8 @@ FAMILIES: tuple[Family, ...] = (
     SIGLIP,
     SIGLIP2,
     IDEFICS3_VISION,
+    MINICPM_VISION,
+    MINICPM_OCR_VISION,
     JANUS_VISION,
     AIMV2,
     OVIS2_VISION,
@@ -183,6 +190,7 @@ FAMILIES: tuple[Family, ...] = (
     VIDEO_LLAMA_VISION,
     PADDLEOCR_VISION,
     GEMMA4_VISION,
+    GEMMA4_PATCHES,
     INTERNVIT,
     MLLAMA_VISION,
     LLAMA4_VISION,
@@ -195,6 +203,7 @@ FAMILIES: tuple[Family, ...] = (
     MOSS_AUDIO,
     PHI4_AUDIO,
     PARAKEET,
+    GEMMA4_FRAMES,
     DIT,
     Family(
         name="Stable Diffusion 2.1 UNet",

@@ -7,8 +7,10 @@ from typing import Any
 from workbench.data.corpus import ItemTokens
 from workbench.data.tilings import internvl_tiles
 from workbench.model.config_fields import Config, flag, number, text, whole
+from workbench.model.families import glm_vision
 from workbench.model.families.family import EXAMPLE_VIT, Encoder, Example, Tower
-from workbench.model.families.tiles import LFM2_VL, TILING
+from workbench.model.families.qwen_vision import image_limits
+from workbench.model.families.tiles import COSMOS_EDGE, LFM2_VL, TILING
 from workbench.model.families.vit import siglip
 
 _PATCHES = 256  # default rows of the table, and patches of the largest image
@@ -36,7 +38,10 @@ def _side(config: Config) -> int:
 
 
 def _tokens(config: Config, height_px: int, width_px: int) -> ItemTokens:
-    rule = _lfm2_sides if text(config, TILING, "") == LFM2_VL else _siglip2_sides
+    tiling = text(config, TILING, "")
+    if tiling == COSMOS_EDGE:
+        return glm_vision.image_tokens({**_COSMOS_LIMITS, **config}, height_px, width_px)
+    rule = _lfm2_sides if tiling == LFM2_VL else _siglip2_sides
     rows, columns = (side // whole(config, "patch_size", 16) for side in rule(config, height_px, width_px))
     merged = whole(config, "spatial_merge_size", 1) ** 2
     return ItemTokens(rows * columns, rows * columns // merged)
@@ -83,6 +88,12 @@ def _lfm2_sides(config: Config, height_px: int, width_px: int) -> tuple[int, int
 
 
 _LIMITS = {"min": 64, "max": 256}
+_COSMOS_LIMITS = {  # as of transformers' image processor of Cosmos 3 Edge, which is GLM's
+    "patch_size": 16,
+    "temporal_patch_size": 1,
+    "min_pixels": 256**2,
+    "max_pixels": 4096**2,
+}
 _DOWNSAMPLED = 2  # default side of the squares of patches that are merged
 _TOLERANCE = 2.0  # default share of the largest area, from which on an image is cut
 
@@ -112,7 +123,8 @@ def _splits(config: Config, height_px: int, width_px: int) -> Sequence[tuple[int
 
 
 def _processed(processor: Config) -> dict[str, Any]:
-    return {key: processor[key] for key in _PROCESSED if processor.get(key) is not None}
+    named = {key: processor[key] for key in _PROCESSED if processor.get(key) is not None}
+    return named | image_limits(processor)
 
 
 _PROCESSED = (

@@ -6,6 +6,7 @@ The keys of a configuration that say it are words of the composite or of the che
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from math import ceil, isqrt, sqrt
 from typing import Any
 
@@ -20,12 +21,13 @@ from workbench.data.tilings import (
     unpadded,
 )
 from workbench.model.config_fields import Config, flag, text, whole
+from workbench.model.layer import Layer, Pointwise, TokenCount
 
 Tiles = Callable[[Config, ItemTokens, int, int], tuple[ItemTokens | Tiled, ...]]
 
 GRIDS, SHRINKS, PHI_4 = "image_grid_pinpoints", "vision_aspect_ratio", "dynamic_hd"
 TILING = "image_tiling"  # whose rule cuts images before a tower that several models have; absent: LLaVA's
-AYA, COMMAND_A, LFM2_VL = "aya_vision", "cohere2_vision", "lfm2_vl"
+AYA, COMMAND_A, COSMOS_EDGE, LFM2_VL = "aya_vision", "cohere2_vision", "cosmos3_edge", "lfm2_vl"
 NEWLINE = "image_newline"  # whether a learned token ends each row of an image's tiles, put together
 _MAX = "anyres_max_"
 USUAL_PX = 224  # of a tower that does not say its image size
@@ -234,3 +236,18 @@ def of_longest_edge(processor: Config) -> dict[str, Any]:
 
 def _said(processor: Config, *keys: str) -> dict[str, Any]:
     return {key: processor[key] for key in keys if processor.get(key) is not None}
+
+
+def with_newline(projector: Layer, *, shrinks: bool) -> Layer:
+    """Add the token that ends a row, and the copy that puts rows together.
+
+    If features are shrunk after the projector, their number before is unknown: all of the tiles are counted.
+    """
+    width = projector.out_width
+    if shrinks:
+        operators = tuple(replace(operator, tokens=TokenCount.IN) for operator in projector.operators)
+        projector = replace(projector, operators=operators)
+    newline = Pointwise(
+        name=NEWLINE, width=width, num_passes=2, weights=(("weight", width),), tokens=TokenCount.OUT
+    )
+    return replace(projector, operators=(*projector.operators, newline))
