@@ -64,9 +64,9 @@ def test_memory_and_state_follow_the_job():
 
 def test_what_does_not_fit_is_named():
     job = vision_job(4)
-    node = replace(job.cluster.nodes[0], memory_bytes=1000)
+    node = replace(job.cluster.nodes[0], memory_bytes=2**18)
     small = replace(job, cluster=replace(job.cluster, nodes=(node,) * len(job.cluster.nodes)))
-    with pytest.raises(ValueError, match="unit 'vision' does not fit on 4 GPUs of 1e\\+03 bytes"):
+    with pytest.raises(ValueError, match=r"unit 'vision' does not fit on 4 GPUs of 0\.000244 GiB"):
         disttrain.plan(small, COST)
 
 

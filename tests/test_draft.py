@@ -191,3 +191,9 @@ def test_gpus_have_the_names_that_profiles_have(gpus: str, device: str) -> None:
 def test_gpus_of_no_one_profile_are_refused(gpus: str, refusal: str) -> None:
     with pytest.raises(ValueError, match=f"--gpus: no profile {gpus[2:]!r}: .*{refusal}$"):
         machines_of(gpus, None)
+
+
+@pytest.mark.parametrize(("nodes", "nearest"), [(15, 16), (13, 16), (5, 4), (1000, 128)])
+def test_the_nearest_number_of_nodes_may_be_larger(nodes: int, nearest: int) -> None:
+    with pytest.raises(ValueError, match=f"--nodes: must divide 128 GPUs, got {nodes}; nearest: {nearest}$"):
+        machines_of("128xH100", nodes)

@@ -305,3 +305,16 @@ def test_what_turns_with_positions_has_no_longest_sample():
     model = connect("m", [module_from_config(llama, name="llm", modality="text")])
     batch = (Sample(0, (Segment("text", 0, 9, 9),)),)
     assert python_job(model=model, batch=batch).batch == batch
+
+
+@pytest.mark.parametrize(
+    ("replicas", "max_ranks", "nearest"), [(1, 2, "max_ranks 3"), (2, 3, "a cluster of 6")]
+)
+def test_too_few_ranks_name_a_number_that_the_job_may_state(
+    tmp_path: Path, replicas: int, max_ranks: int, nearest: str
+) -> None:
+    """Vision on a rank, the LLM on two, and as many replicas; the cluster has three ranks."""
+    job = replace(load_job(write(tmp_path)), replicas=replicas, max_ranks=max_ranks)
+    refusal = f"no stage counts fit {max_ranks} ranks; nearest: {nearest}, or smaller tp, cp and dp"
+    with pytest.raises(ValueError, match=refusal):
+        cornstarch.plan(job, CostModel(load_profile("A40")))

@@ -123,7 +123,8 @@ def machines_of(gpus: str, nodes: int | None, products: ProductFormat = ProductF
             f"{count * USUAL_PER_NODE} GPUs"
         )
     if number % count:
-        nearest = max(d for d in range(1, count + 1) if number % d == 0)
+        divisors = (d for d in range(1, number + 1) if number % d == 0)
+        nearest = min(divisors, key=lambda nodes: abs(nodes - count))
         raise ValueError(f"--nodes: must divide {number} GPUs, got {count}; nearest: {nearest}")
     if products is not ProductFormat.SAME:
         _check_products(device, products)

@@ -119,8 +119,8 @@ def best_counts(candidates: CutCandidates, progress: Progress, most: int) -> tup
         if not best.plans:
             raise
     if not best.plans:
-        nearest = f"nearest: max_ranks {least}, or smaller tp, cp and dp"
-        none = f"no stage counts fit {job.usable_ranks} ranks; {nearest}"
+        more = f"max_ranks {least}" if least <= job.cluster.num_ranks else f"a cluster of {least}"
+        none = f"no stage counts fit {job.usable_ranks} ranks; nearest: {more}, or smaller tp, cp and dp"
         raise ValueError(f"job {job.name!r}: {refusal or waiting.refusal or none}")
     return best.plans
 

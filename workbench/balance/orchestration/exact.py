@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from workbench.balance.orchestration.task import Cut, Degrees, Orchestration, Pool, Task, Unit
+from workbench.units import gib_text
 
 CHEAPEST = 1e-12  # relative: objectives this near count as equal, and fewer GPUs win
 
@@ -284,7 +285,7 @@ def why_nothing_fits(task: Task) -> str:
     for unit in task.units:
         if not any(True for pace in paces(task) for _ in options_of(task, unit, pace)):
             pool = task.pool(unit)
-            return f"unit {unit.name!r} does not fit on {pool.num_gpus} GPUs of {pool.gpu_bytes:.3g} bytes"
+            return f"unit {unit.name!r} does not fit on {pool.num_gpus} GPUs of {gib_text(pool.gpu_bytes)}"
     short = [f"{_fewest(task, pool)} GPUs at least, got {pool.num_gpus}" for pool in _short(task)]
     return f"the units need {', '.join(short) or 'degrees that are feasible together'}"
 
