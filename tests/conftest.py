@@ -42,7 +42,7 @@ DEAREST = (
     "test_kernels_plan.py",
     "test_kernels_bench.py",
     "test_kernels_plan_compile.py",
-    "test_few_packages.py",
+    "test_wheel.py",
     "test_report_page.py",
 )
 
