@@ -20,7 +20,6 @@ from workbench.model.projector import ProjectorStep
 from workbench.model.transformer import Norm
 from workbench.plan.plan import ModuleSettings, Recompute, Sharding
 
-torch.set_num_threads(1)
 TINY: dict[str, Any] = tiny_models.LLAMA | {
     "model_type": "cohere2",
     "num_hidden_layers": 3,

@@ -31,8 +31,6 @@ from tests import tiny_models
 from workbench.data.sample import Sample, Segment
 from workbench.model.model_graph import TEXT, ModelGraph, connect
 
-torch.set_num_threads(1)
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -54,7 +54,6 @@ from workbench.schedule.sharded import ReshardAfter
 from workbench.strategies import encoders_colocated, megatron_heterogeneous
 from workbench.timing.accept import accept
 
-torch.set_num_threads(1)
 MODULES = ("vision", "audio", "llm")
 ALL_ON_ONE = {"vision": ((0, 5),), "audio": ((0, 4),), "llm": ((0, 6),)}
 IN_TWO = {"vision": ((0, 5),), "audio": ((0, 4),), "llm": ((0, 3), (3, 6))}

@@ -46,8 +46,6 @@ from workbench.schedule.action import parse_action
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.timing.price import price
 
-torch.set_num_threads(1)
-
 
 def test_parts_of_the_optimizer_have_whole_gradients_of_norms(pool: Pool) -> None:
     """Two replicas, each updating half of every layer, norms included."""

@@ -25,8 +25,6 @@ from workbench.model.model_graph import TEXT, ModelGraph, connect
 from workbench.plan.plan import ModuleSettings, Plan, Recompute
 from workbench.plan.stage import Stage
 
-torch.set_num_threads(1)
-
 
 class Whole(NamedTuple):
     """What is trained, and how.
