@@ -20,6 +20,7 @@ from tests.command_line import JOB, accept
 from tests.examples import LEAST, QUICK
 from tests.thorough import left_out
 
+torch.set_num_threads(1)  # ranks and tests run side by side
 gc.disable()  # until all tests are collected: nothing of what is imported until then goes away
 
 MAX_RANKS = 8
@@ -42,7 +43,7 @@ DEAREST = (
     "test_kernels_plan.py",
     "test_kernels_bench.py",
     "test_kernels_plan_compile.py",
-    "test_few_packages.py",
+    "test_wheel.py",
     "test_report_page.py",
 )
 

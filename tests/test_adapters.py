@@ -30,8 +30,6 @@ from workbench.data.sample import Item, Sample, Segment
 from workbench.model.model_graph import TEXT, ModelGraph, Module, Source
 from workbench.plan.plan import Microbatch
 
-torch.set_num_threads(1)
-
 CAUSAL = {
     "llama": LlamaForCausalLM,
     "llama-tied": LlamaForCausalLM,

@@ -21,7 +21,6 @@ from workbench.model.transformer import Norm
 from workbench.plan.plan import ModuleSettings, Recompute, Sharding
 from workbench.plan.runnable import check_family
 
-torch.set_num_threads(1)
 TINY: dict[str, Any] = tiny_models.LLAMA | {
     "model_type": "cohere2",
     "num_hidden_layers": 3,

@@ -65,7 +65,6 @@ CASES = {
 
 # Modules of transformers that round float64 inside.
 ROUNDING = (DeepseekV2Attention, Gemma4TextRouter, GraniteMoeHybridMambaLayer, NemotronHForCausalLM)
-torch.set_num_threads(1)
 F64 = torch.float64
 IN_FIRST_PASS = (
     ".gate.weight",

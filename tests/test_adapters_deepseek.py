@@ -34,7 +34,6 @@ from workbench.plan.check import check
 from workbench.plan.plan import KeyExchange, ModuleSettings, Precision
 from workbench.plan.runnable import check_family
 
-torch.set_num_threads(1)
 F64 = torch.float64
 NAMES = [name for name in paper_models.DECODERS if name.startswith("deepseek")]
 MODEL: dict[str, Any] = paper_models.DECODERS["deepseek_v3"]

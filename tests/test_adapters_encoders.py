@@ -20,7 +20,6 @@ from workbench.data.sample import Sample, Segment
 from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import TEXT, connect
 
-torch.set_num_threads(1)
 F64 = torch.float64
 
 

@@ -22,7 +22,6 @@ from workbench.model.model_graph import TEXT
 from workbench.plan.plan import ModuleSettings, Recompute, Sharding
 from workbench.plan.runnable import check_family
 
-torch.set_num_threads(1)
 SEED = 3
 DIVIDED = ModuleSettings(module="llm", sequence_parallel=True)
 SHARDED = ModuleSettings(module="llm", sharding=Sharding.PARAMETERS, recompute=Recompute.FULL)

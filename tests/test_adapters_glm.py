@@ -38,7 +38,6 @@ from workbench.model.model_graph import TEXT
 from workbench.plan.plan import ModuleSettings, Precision
 from workbench.plan.runnable import check_family
 
-torch.set_num_threads(1)
 F64 = torch.float64
 EXPERTS = {
     "n_routed_experts": 4,

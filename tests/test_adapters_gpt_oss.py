@@ -34,7 +34,6 @@ from workbench.plan.plan import ModuleSettings, Recompute, Sharding
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule, ScheduleKind
 
-torch.set_num_threads(1)
 F64 = torch.float64
 TINY: dict[str, Any] = tiny_models.LLAMA | {
     "model_type": "gpt_oss",

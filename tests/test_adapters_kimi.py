@@ -27,8 +27,6 @@ from workbench.model.item_tokens import image_tokens
 from workbench.model.model_graph import Module
 from workbench.plan.runnable import check_family
 
-torch.set_num_threads(1)
-
 
 @cache
 def limited(limits: tuple[tuple[str, int], ...]) -> Module:

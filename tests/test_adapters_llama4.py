@@ -18,7 +18,6 @@ from workbench.data.sample import Sample, Segment
 from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import TEXT
 
-torch.set_num_threads(1)
 F64 = torch.float64
 SAMPLES = (Sample(1, (Segment(TEXT, 0, 9, 9),)), Sample(2, (Segment(TEXT, 0, 6, 6),)))
 LLAMA4: dict[str, Any] = tiny_models.LLAMA | {

@@ -14,7 +14,6 @@ from workbench.data.sample import Item
 from workbench.model.item_tokens import clip_tokens
 from workbench.model.model_graph import Module
 
-torch.set_num_threads(1)
 F64 = torch.float64
 
 

@@ -41,7 +41,6 @@ from workbench.model.projector import ProjectorStep
 from workbench.plan.runnable import check_family
 from workbench.plan.runnable_items import check_segment
 
-torch.set_num_threads(1)
 F64 = torch.float64
 
 

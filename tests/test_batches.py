@@ -13,8 +13,6 @@ from workbench.model.model_graph import TEXT
 from workbench.plan.plan import Microbatch, Plan
 from workbench.plan.runnable import count_targets
 
-torch.set_num_threads(1)
-
 SOURCE = SyntheticSource(2)
 
 

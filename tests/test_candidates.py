@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from experiments.bench import candidates as bench
 from experiments.bench.speed_cases import CASES, Case
 from sim.predict import candidate_s, predict
-from tests.test_schedule_plans import job_with
+from tests.test_schedule_golden import job_with
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.sample import Sample

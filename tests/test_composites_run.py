@@ -16,7 +16,6 @@ from workbench.data.sample import Sample
 from workbench.model.composites.composite import LLM, name_in_composite
 from workbench.model.composites.registry import take_apart
 
-torch.set_num_threads(1)
 F64 = torch.float64
 
 

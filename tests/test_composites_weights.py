@@ -45,7 +45,6 @@ from workbench.model.model_graph import TEXT, ModelGraph, connect
 from workbench.plan.plan import Plan, Precision
 from workbench.plan.runnable import count_targets
 
-torch.set_num_threads(1)
 F64 = torch.float64
 
 

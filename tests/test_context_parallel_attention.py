@@ -35,7 +35,6 @@ from workbench.masks.builders import (
     narrowed,
 )
 
-torch.set_num_threads(1)
 HEADS, KV_HEADS, WIDTH, LENGTH = 8, 4, 4, 50
 SCALE = 0.3
 SINKS = torch.linspace(-2.0, 2.0, HEADS, dtype=torch.float64)

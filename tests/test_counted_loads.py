@@ -29,7 +29,6 @@ from workbench.timing.accept import accept
 from workbench.timing.provenance import expert_loads, load_detail
 from workbench.trace import Executor, Trace
 
-torch.set_num_threads(1)
 TOKENS = 64
 
 

@@ -17,7 +17,6 @@ from runtime.reference import Reference
 from tests import cross_models, tiny_models
 from workbench.data.sample import Sample
 
-torch.set_num_threads(1)
 SOURCE = SyntheticSource(5)
 BOUND = 1e-10
 IMAGE = cross_models.LANGUAGE["vocab_size"]

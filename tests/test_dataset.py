@@ -32,8 +32,6 @@ from tests.test_checkpoint_attacks import files_of_at_most
 from workbench.data.sample import Sample, Segment
 from workbench.model.model_graph import TEXT, ModelGraph, connect
 
-torch.set_num_threads(1)
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -1,8 +1,11 @@
-"""Drift of a machine: its arithmetic, who reads the yardstick, what profiles and comparisons say of it."""
+"""Drift of a machine: how it is corrected, and how it is made."""
 
+import os
+import signal
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -10,12 +13,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments.demo import DemoResult, PlanResult
+from experiments.fidelity import run as suite
+from experiments.fidelity.burner import burner_of
+from experiments.fidelity.drift import goals, lines, run
 from experiments.fidelity.in_pipeline import Rehearsal, with_pipeline_factors
 from runtime.launch import run_local
 from runtime.readings import Readings
 from runtime.run_settings import RunSettings
 from runtime.step.note_details import details_of
 from runtime.step.timing import Notes
+from runtime.world.busy_cores import process_seconds
 from runtime.world.mesh import Mesh
 from runtime.world.yardstick import LEAST_TURNS, MOST_S, Yardstick, yardstick_of
 from sim.step.engine import simulate
@@ -40,9 +48,6 @@ from workbench.timing.provenance import noise_of, with_provenance
 from workbench.trace import Executor, Trace
 
 SECONDS = st.floats(1e-3, 1e3)
-
-
-# ---- arithmetic ----
 
 
 def test_half_the_time_at_half_the_speed_is_a_third_longer() -> None:
@@ -95,9 +100,6 @@ def test_beyond_a_tenth_it_is_said_first() -> None:
     assert drift_warning(0.099) is drift_warning(-0.1) is drift_warning(None) is None
     assert "18.0% slower" in (drift_warning(0.18) or "")
     assert "18.0% faster" in (drift_warning(-0.18) or "")
-
-
-# ---- the yardstick ----
 
 
 def test_a_reading_keeps_to_its_budget_and_leaves_threads_and_seed_alone() -> None:
@@ -191,9 +193,6 @@ def test_ranks_that_do_not_read_do_nothing_until_all_have_read() -> None:
     assert events == [*once, "works", "works", *once, "works", "works", *once]
 
 
-# ---- profiles, traces, comparisons ----
-
-
 def profile_read(calibrated_s: float | None, noise: tuple[str, ...] = ()) -> Profile:
     return replace(ideal_profile("mine"), yardstick_s=calibrated_s, noise=noise)
 
@@ -252,3 +251,102 @@ def test_factors_of_a_running_pipeline_hold_for_the_pace_of_its_rehearsals() -> 
     assert found.pipeline_factor("F") == pytest.approx(2.0)
     alone = replace(rehearsal, executed=(replace(rehearsal.executed[0], details=()),))
     assert with_pipeline_factors(profile, [alone]).yardstick_s == profile.yardstick_s
+
+
+def result(drift: float | None, corrected: float | None) -> DemoResult:
+    row = PlanResult(
+        plan="one",
+        mix="projectors",
+        num_ranks=2,
+        plan_hash="a" * 64,
+        predicted_s=1.0,
+        predicted_again_s=None,
+        executed_s=1.25,
+        lowest_s=1.2,
+        highest_s=1.3,
+        drift=drift,
+        error=-0.2,
+        error_corrected=corrected,
+        spread=0.08,
+        loss=5.0,
+    )
+    return DemoResult(
+        median_abs_error=0.2,
+        worst_abs_error=0.2,
+        drift=drift,
+        error=-0.2,
+        error_corrected=corrected,
+        median_abs_error_corrected=None if corrected is None else abs(corrected),
+        worst_abs_error_corrected=None if corrected is None else abs(corrected),
+        spread=0.08,
+        recalibrated=1,
+        noise=(),
+        machine="a machine",
+        plans=(row,),
+    )
+
+
+def test_drift_stands_first_and_goals_are_of_the_corrected_error() -> None:
+    drifting = result(0.25, 0.0)
+    assert next(lines(drifting)).startswith("DRIFT: the machine ran 25.0% slower")
+    assert list(goals(drifting).values()) == [True, True]
+    assert list(goals(result(0.25, 0.12)).values()) == [True, False]
+    assert list(goals(result(0.05, -0.16)).values()) == [False, False]
+    assert list(goals(result(None, None)).values()) == [False, False]
+    assert next(lines(result(None, None))).startswith("plan ")
+
+
+def test_a_burner_takes_no_more_than_its_share_and_ends() -> None:
+    with burner_of(0.5)() as burner:
+        time.sleep(1.0)
+        start_s = (
+            time.monotonic()
+        )  # first: whoever waits for a core here counts for longer, never for shorter
+        before_s = process_seconds([burner])[burner]
+        time.sleep(1.0)
+        share = (process_seconds([burner])[burner] - before_s) / (time.monotonic() - start_s)
+    assert 0 < share < 0.6  # on a busy machine it gets less
+    assert not process_seconds([burner])
+
+
+def test_errors_that_make_up_for_each_other_are_errors() -> None:
+    """Half of the plans 30 % too fast and half 30 % too slow: signed, their median is 0."""
+    mixed = replace(result(0.25, 0.0), median_abs_error_corrected=0.3)
+    assert list(goals(mixed).values()) == [True, False]
+
+
+def test_a_burner_that_ended_too_early_is_told() -> None:
+    told = pytest.raises(ChildProcessError, match="burner: want it to work until it is stopped")
+    with told, burner_of(0.5)() as burner:
+        os.kill(burner, signal.SIGKILL)
+        os.waitid(os.P_PID, burner, os.WEXITED | os.WNOWAIT)
+
+
+def test_a_share_of_more_than_a_core_is_refused() -> None:
+    assert run.main(["--burn", "1.5"]) == 2
+    with pytest.raises(ValueError, match=r"share of a core in \(0, 1\], got 0"):
+        burner_of(0.0)
+
+
+def test_plans_that_calibrate_run_again_once_where_the_machine_has_drifted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And all judged plans are predicted by what they show."""
+    written: list[str] = []
+    monkeypatch.setattr(suite, "rehearse", lambda measured, plans, judged, runs, at: f"{measured} as {runs}")
+    monkeypatch.setattr(suite, "predict", lambda case, profile: f"{case} by {profile}")
+    monkeypatch.setattr(suite, "write_predictions", lambda again, out, name: written.append(name))
+    pace = suite.Pace(
+        measured="layers",
+        plans=(),
+        judged=("one", "two", "three"),
+        runs_in=lambda folder, steps: folder.name,
+        out=tmp_path,
+        is_quiet=True,
+    )
+    _, first = pace.predictions()
+    assert first == tuple(f"{case} by layers as rehearsals" for case in pace.judged)
+    assert pace.renewed(first, 0.05) is first
+    assert pace.renewed(first, 0.2) == tuple(f"{case} by layers as 1" for case in pace.judged)
+    assert pace.renewed(first, 0.2) == tuple(f"{case} by layers as 2" for case in pace.judged)
+    assert written == ["predictions.2.json", "predictions.3.json"]

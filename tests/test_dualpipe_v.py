@@ -12,7 +12,7 @@ from tests.chains import chain, chain_plan
 from tests.oracles import can_run, passes_read
 from tests.test_parity import assert_same, mixed
 from tests.test_schedule_chains import SIZES, one_tick, published, simulated, times_of
-from tests.test_schedule_runs import planned
+from tests.test_schedule_golden import planned
 from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile
 from workbench.job.module_layout import ModuleLayout

@@ -1,16 +1,23 @@
-"""Groups even in every module: near the best of all groupings, never worse than groups even in their sum."""
+"""Strategies on models with one module, or equal ones."""
 
 import itertools
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments.doors.export_jobs import export_jobs
+from sim.predict import predict
 from workbench.balance.microbatches.even_modules import even_in_every_module
 from workbench.balance.tokens.exchange import equal_counts_exchanged
+from workbench.job.job import Job
+from workbench.job.machines import cost_of
+from workbench.strategies.registry import BY_NAME
+from workbench.timing.accept import accept
 
 Work = list[list[float]]
 
@@ -93,3 +100,28 @@ def test_a_group_that_is_light_in_one_module_does_not_make_up_for_the_other() ->
 def test_samples_that_do_not_divide_are_refused() -> None:
     with pytest.raises(ValueError, match="5 samples do not divide into 2 equal groups"):
         even_in_every_module([[1.0] * 5], 2)
+
+
+@pytest.fixture(scope="module")
+def job() -> Job:
+    """With no layout, so that all degrees are free."""
+    found = next(job for job in export_jobs() if job.name == "qwen2")
+    assert len(found.model.modules) == 1
+    return replace(found, layouts=())
+
+
+def iteration_s(job: Job, strategy: str) -> float:
+    cost = cost_of(job, None, None)
+    plan = BY_NAME[strategy].planner(job, cost, lambda *_: None)
+    assert len(plan.ranks) == job.cluster.num_ranks
+    return predict(*accept(plan), cost).iteration_s
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "hsdp"])
+def test_sharded_strategies_take_it(job, strategy):
+    assert iteration_s(job, strategy) > 0
+
+
+def test_encoders_beside_before_or_with_it_make_no_difference_where_there_are_none(job):
+    searched = ("megatron-homogeneous", "megatron-islands", "megatron-colocated")
+    assert len({iteration_s(job, strategy) for strategy in searched}) == 1

@@ -27,7 +27,6 @@ from workbench.plan.lowered import Direction, GradientGroup, Lowered, Route, Sli
 from workbench.plan.plan import Plan, Precision
 from workbench.schedule.action import Action, Pass, parse_action
 
-torch.set_num_threads(1)
 WIDTH = 3
 
 

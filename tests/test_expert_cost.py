@@ -49,7 +49,6 @@ from workbench.plan.work import work_of
 from workbench.timing.accept import accept
 from workbench.timing.price import price
 
-torch.set_num_threads(1)
 WORK = Work((RowWork(4096, 4096, 4096 * 4097 // 2),))
 GRIDS = [Grid(1, 2, 2), Grid(2, 1, 2), Grid(2, 2, 4), Grid(2, 2, 2), Grid(4, 2, 2)]
 CONFIGS = {"mixtral": MIXTRAL, "llama4": LLAMA4 | {"num_local_experts": 4, "num_key_value_heads": 4}}

@@ -38,7 +38,6 @@ from workbench.plan.stage import Stage
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule, ScheduleKind
 
-torch.set_num_threads(1)
 QWEN3_MOE = paper_models.DECODERS["qwen3_moe"] | {
     "num_experts": 4,
     "num_key_value_heads": 4,

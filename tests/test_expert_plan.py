@@ -1,13 +1,15 @@
-"""Plans whose ranks distribute experts: degrees, refusals, who holds and reduces what."""
+"""Plans with expert parallelism, and the experiments on it."""
 
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments.bench.expert_parallel import DEGREES, busiest, routing
 from tests import paper_models, tiny_models
 from tests.plans import cluster
 from tests.test_adapters_llama4 import LLAMA4
@@ -196,3 +198,17 @@ def test_experts_are_numbered_in_order(config: dict[str, Any]) -> None:
         if indices and num_experts(layer) % 2 == 0:
             part = on_rank(layer, Work((RowWork(4, 4, 10),)), Grid(1, 2, 2))
             assert 2 * num_experts(part) == num_experts(layer)
+
+
+def test_the_busiest_rank_is_counted_over_neighbours() -> None:
+    choices = torch.tensor([[0, 1], [0, 2], [0, 3], [1, 0]])  # experts 0 to 3: 4, 2, 1, 1 rows
+    assert busiest(choices, 4, 4) == pytest.approx(4 / 2)
+    assert busiest(choices, 4, 2) == pytest.approx(6 / 4)
+    assert busiest(torch.full((3, 2), 3), 4, 2) == pytest.approx(2.0)
+
+
+def test_rows_of_a_fresh_router_are_counted_and_assumed() -> None:
+    found = routing()
+    for ep in DEGREES:
+        assert 1.0 <= found[f"busiest.ep{ep}.counted"] <= ep
+        assert 1.0 < found[f"busiest.ep{ep}.assumed"] <= ep

@@ -13,7 +13,7 @@ from runtime.state.weights_export import part_folder
 from runtime.world.pool import Pool
 from tests.plans import disjoint_plan
 from tests.test_parity import mixed
-from tests.test_schedule_runs import planned
+from tests.test_schedule_golden import planned
 from tests.tiny_valm import tiny_batch, tiny_valm
 from workbench.model.trainable import Trainable
 from workbench.plan.plan import Precision

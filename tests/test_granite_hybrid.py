@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from runtime.world.pool import Pool
@@ -20,7 +19,6 @@ from workbench.job.job import load_job
 from workbench.model.hf_config import module_from_config
 from workbench.model.model_graph import TEXT
 
-torch.set_num_threads(1)
 DENSE: dict[str, Any] = tiny_models.LLAMA | {
     "model_type": "granitemoehybrid",
     "num_hidden_layers": 3,

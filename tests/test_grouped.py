@@ -13,7 +13,6 @@ from runtime.models import grouped as module
 from runtime.models.grouped import GroupedLinear, Groups, Orientation, grouped
 from runtime.models.sorted_rows import order_by
 
-torch.set_num_threads(1)
 F64 = torch.float64
 WIDTHS = {Orientation.OUT_IN: (16, 8), Orientation.IN_OUT: (8, 16)}  # of a weight's last two dims
 COUNTS = st.lists(st.integers(0, 4), min_size=1, max_size=5)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.test_next_step import NUM_SAMPLES, in_a_search, job_of
+from tests.test_next_batches import NUM_SAMPLES, in_a_search, job_of
 from tests.test_strategies import cost
 from workbench.planner.groupings import Grouping, grouped, groups_of, way_of
 from workbench.planner.sample_work import sample_work

@@ -36,7 +36,6 @@ from workbench.export.decoder import decoder_of
 from workbench.model.hf_config import module_from_config
 from workbench.model.layer import DeltaRule
 
-torch.set_num_threads(1)
 F64 = torch.float64
 NAMES = [name for name in EXAMPLES if name.startswith(("qwen3.5 text", "qwen3-next"))]
 IN_TURN = {"layer_types": None, "full_attention_interval": 2}

@@ -39,7 +39,6 @@ from workbench.model.model_graph import connect
 from workbench.model.trainable import Trainable, with_trainable
 from workbench.plan.plan import Plan, Precision
 
-torch.set_num_threads(1)
 F64 = torch.float64
 
 

@@ -1,4 +1,4 @@
-"""The joint search on a Ray cluster of two nodes: the same answer where workers die, addresses refused."""
+"""Joint search as a command: its tables, and workers by Ray."""
 
 import os
 import re
@@ -13,11 +13,17 @@ from sim.predict import IterationJudge
 from tests.test_joint_search import FEW, small
 from tests.test_strategies import cost
 from tests.waiting import eventually
+from workbench.cli.joint_searching import JointFlags, SearchRequest, fixed_of, search_jointly, stop_of
+from workbench.cli.searching import Criterion
 from workbench.explain.timeline import Timeline
 from workbench.plan.plan import Plan
+from workbench.planner.judged import JudgedBy
+from workbench.planner.stage_counts import OUT_OF_TIME
+from workbench.report.joint_tables import joint_table
 from workbench.search.joint.drive import joint_search
 from workbench.search.joint.evaluate import Judge
 from workbench.search.joint.on_ray import join
+from workbench.search.joint.question import Question
 from workbench.search.joint.result import SearchResult
 from workbench.search.joint.terms import Scope, Stop
 from workbench.search.joint.worker_pool import RayWorkers, WorkerSpec
@@ -132,3 +138,79 @@ def test_who_is_no_ray_is_refused_in_time():
         with pytest.raises(ValueError, match="takes in nobody of this machine"):
             join(f"127.0.0.1:{server.getsockname()[1]}")
         assert monotonic() - began_s < 15
+
+
+def test_ends_are_read():
+    assert stop_of(JointFlags()) == Stop(seconds=60.0)
+    assert stop_of(JointFlags(budget="2m", gap="2.5%")) == Stop(seconds=120.0, gap=0.025)
+    assert stop_of(JointFlags(budget="20")) == Stop(seconds=20.0)
+    assert stop_of(JointFlags(candidates=7)) == Stop(candidates=7)
+
+
+def test_fixed_questions_are_read():
+    assert fixed_of(["layout=dip", "layout=dip"]) == {Question.LAYOUT: "dip"}
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"budget": "0s"}, "--budget: want a duration > 0 such as 60s, .*got '0s'"),
+        ({"budget": "soon"}, "--budget: want a duration > 0 such as 60s"),
+        ({"gap": "2"}, "want --gap as a percentage"),
+        ({"candidates": 0}, "want candidates > 0, got 0"),
+        ({"fix": ["layout"]}, "want --fix QUESTION=STRATEGY"),
+        ({"fix": ["colour=dip"]}, "want --fix QUESTION=STRATEGY"),
+        ({"fix": ["layout=nobody"]}, "want --fix QUESTION=STRATEGY"),
+        ({"fix": ["layout=dip", "layout=fsdp"]}, "--fix layout names both dip and fsdp"),
+        ({"fix": [f"{question}=dip" for question in Question]}, "so there is nothing to search"),
+        ({"replay": Path("a.jsonl"), "ablate": "dip"}, "got --replay and --ablate; want one of the two"),
+        ({"replay": Path("a.jsonl"), "log": Path("b.jsonl")}, "--replay takes no --log"),
+        ({"ablate": "dip", "fix": ["layout=dip"]}, "--ablate takes no --fix"),
+    ],
+)
+def test_what_is_typed_wrong_is_refused_before_any_search(said, reason):
+    request = SearchRequest(small(), None, Criterion(), {}, JudgedBy.SIMULATOR, 0)
+    with pytest.raises(ValueError, match=reason):
+        search_jointly(request, JointFlags(**said), None, None, as_json=True)
+
+
+def test_flags_of_a_joint_search_want_it():
+    JointFlags().check_absent()
+    JointFlags(budget="3s").check_absent()
+    for said in ({"gap": "3%"}, {"fix": ["layout=dip"]}, {"workers": 2}, {"ablate": "dip"}):
+        with pytest.raises(ValueError, match="wants --joint"):
+            JointFlags(**said).check_absent()
+
+
+RECORD = {
+    "job": "j",
+    "objective": "time",
+    "joint_s": 0.2,
+    "gain": 1.5,
+    "best_single": "fsdp",
+    "best_single_s": 0.3,
+    "best_from": "fsdp",
+    "lower_bound_s": 0.1,
+    "gap": 0.5,
+    "candidates": 10,
+    "seconds": 25.0,
+    "search_s": 5.0,
+    "candidates_per_s": 2.0,
+    "path": [],
+}
+
+
+def test_starts_that_ran_out_of_time_are_told() -> None:
+    starts = [{"strategy": "fsdp", "iteration_s": 0.3}, {"strategy": "hsdp", "refusal": "does not fit"}]
+    first, _, _ = joint_table({**RECORD, "starts": starts})
+    assert first == "200 ms a step, 1.500 times as fast as the best strategy, fsdp with 300 ms"
+    late = {"strategy": "oobleck", "refusal": OUT_OF_TIME}
+    stopped = {"strategy": "dip", "iteration_s": 0.4, "stopped": True}
+    first, _, last, *unjudged = joint_table({**RECORD, "starts": [*starts, late, stopped]})
+    assert first == "200 ms a step, 1.500 times as fast as the best start judged in time, fsdp with 300 ms"
+    assert str(last).endswith("10 candidates in 5.0 s after 20.0 s of starts, 2 a second")
+    assert unjudged == [
+        "2 of 4 starts planned in full; a larger --budget plans the others:",
+        "  stopped, with their best plans so far: dip",
+        "  not judged, out of time: oobleck",
+    ]

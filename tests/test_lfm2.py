@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-import torch
 from transformers import Lfm2Config
 
 from runtime.world.pool import Pool
@@ -19,7 +18,6 @@ from workbench.plan.plan import ModuleSettings, Recompute, Sharding
 from workbench.plan.runnable import check_runnable
 from workbench.plan.stage import Stage
 
-torch.set_num_threads(1)
 TINY: dict[str, Any] = tiny_models.LLAMA | {
     "model_type": "lfm2",
     "num_hidden_layers": 3,

@@ -40,7 +40,6 @@ from workbench.model.hf_config import module_from_config
 from workbench.model.item_tokens import image_tokens, split_px
 from workbench.model.model_graph import TEXT, ModelGraph, connect
 
-torch.set_num_threads(1)
 TOWER = tiny_models.SIGLIP2
 
 

@@ -48,7 +48,6 @@ from workbench.plan.runnable import check_adapters, check_runnable, check_target
 from workbench.plan.stage import Stage
 from workbench.schedule.choice import Schedule, ScheduleKind
 
-torch.set_num_threads(1)
 STEPS = 3  # B is 0 at first, and A's gradient with it
 R4 = Lora(rank=4, alpha=8)
 SETTINGS = RunSettings(

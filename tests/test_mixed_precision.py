@@ -23,7 +23,6 @@ from workbench.plan.lower import lower
 from workbench.plan.plan import Plan, Precision, Settings
 from workbench.timing.price import step_bytes
 
-torch.set_num_threads(1)
 ALONE = Share(instance=(0,), peers=(0,), rank=0)
 F32, F64, BF16 = Precision.FLOAT32, Precision.FLOAT64, Precision.BFLOAT16
 

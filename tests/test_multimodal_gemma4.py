@@ -33,7 +33,6 @@ from workbench.model.item_tokens import image_tokens
 from workbench.model.model_graph import TEXT, Module
 from workbench.plan.runnable import check_family
 
-torch.set_num_threads(1)
 F64 = torch.float64
 
 

@@ -52,7 +52,6 @@ from workbench.schedule.action import Pass
 from workbench.timing.muon import matrix_bytes, matrix_s
 from workbench.timing.price import least_update_s, price, update_bytes
 
-torch.set_num_threads(1)
 F64 = Precision.FLOAT64
 
 

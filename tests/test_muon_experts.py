@@ -27,7 +27,6 @@ from workbench.plan.runnable import check_runnable
 from workbench.timing.muon import MuonPrices, products_s
 from workbench.timing.weights import WeightPrices
 
-torch.set_num_threads(1)
 F64 = Precision.FLOAT64
 
 

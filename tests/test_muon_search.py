@@ -13,8 +13,8 @@ from tests.layout_jobs import layout_job, vision_language
 from tests.test_expert_search import MIXTRAL
 from tests.test_expert_search import job_on as expert_job
 from tests.test_fsdp import assert_trains_as_one
+from tests.test_fsdp_instances import MODES, job_of, simulated_s, steps_of_all
 from tests.test_fsdp_plan import fsdp_job
-from tests.test_fsdp_ranks import MODES, job_of, simulated_s, steps_of_all
 from tests.test_layout_search import COST, LEAST, WIDE, assert_state_is_that_of_its_plan, text_job
 from tests.test_layout_search import job_on as vision_job
 from workbench.cost.model import CostModel

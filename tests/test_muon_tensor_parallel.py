@@ -5,7 +5,6 @@ from math import prod
 from typing import Any
 
 import pytest
-import torch
 
 from experiments.fidelity.memory import measure
 from runtime.world.pool import Pool
@@ -29,7 +28,6 @@ from workbench.schedule.action import Pass
 from workbench.timing.muon import matrix_bytes, products_s
 from workbench.timing.price import price, update_bytes
 
-torch.set_num_threads(1)
 F64 = Precision.FLOAT64
 
 

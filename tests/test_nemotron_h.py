@@ -27,7 +27,6 @@ from tests.test_expert_plan import moe_plan
 from tests.test_parity import assert_same
 from tests.test_tensor_parallel import assert_exported_whole
 
-torch.set_num_threads(1)
 F64 = torch.float64
 DENSE: dict[str, Any] = tiny_models.LLAMA | {
     "model_type": "nemotron_h",

@@ -38,7 +38,6 @@ from workbench.model.trainable import Trainable, with_trainable
 from workbench.plan.plan import ModuleSettings
 from workbench.plan.runnable_items import check_segment
 
-torch.set_num_threads(1)
 NAME, EXPERTS = "nemotron_h_omni", "nemotron_h_omni, experts"
 NUM_CLASS = 5
 

@@ -12,8 +12,6 @@ from runtime.models.attention import pack, packed_sdpa, positions
 from runtime.models.norm import WideRMSNorm
 from tests.examples import examples
 
-torch.set_num_threads(1)
-
 
 def masked_softmax(
     q: Tensor, k: Tensor, v: Tensor, lengths: list[int], *, causal: bool, window: int

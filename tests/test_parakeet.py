@@ -40,7 +40,6 @@ from workbench.model.model_graph import TEXT, ModelGraph, Module, connect
 from workbench.model.trainable import Trainable, with_trainable
 from workbench.plan.runnable import check_family
 
-torch.set_num_threads(1)
 F64 = torch.float64
 NAMES = ("nemotron_h_omni, sound", "nemotron_h_omni, biases")
 RATE = 16_000

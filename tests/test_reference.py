@@ -23,8 +23,6 @@ from workbench.model.model_graph import TEXT, ModelGraph
 from workbench.plan.plan import Plan
 from workbench.plan.runnable import count_targets
 
-torch.set_num_threads(1)
-
 F64 = torch.float64
 SOURCE = SyntheticSource(6)
 CONFIGURED = (  # sizes that the original models take as they are

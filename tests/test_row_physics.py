@@ -1,16 +1,32 @@
-"""What holds of every row, whoever measured it: priced without a refusal, and monotone where physics is."""
+"""Predicted rows: physics, proofs and memory."""
 
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
+from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from experiments.fidelity.mutant_pool import pool
+from experiments.public.published import Published, published
 from sim.predict import iteration_s
+from tests.test_fsdp_plan import of_layers
+from tests.test_predict import row
 from workbench.llm_table.columns import read_row
 from workbench.llm_table.frameworks import filled
 from workbench.llm_table.predict import Prediction, RowPredictor
+from workbench.llm_table.row_model import model_of
 from workbench.llm_table.row_plan import cluster_of
+from workbench.plan.deadlock import _by_communicator, _followers, _queues_of_slots
+from workbench.plan.folded import checked_part
+from workbench.plan.lower import lower
+from workbench.plan.lowered import Lowered
+from workbench.plan.plan import Plan, Program
+from workbench.plan.row_proofs import goes_forward
+from workbench.plan.task_graph import reducers_of
+from workbench.schedule.action import FSDP, MOVES, Action, Pass, reduction_of
+from workbench.schedule.precedence import find_cycle
 
 PREDICTOR = RowPredictor(iteration_s)
 DENSE = {"architecture": "llama", "hidden": 2048, "layers": 4, "heads": 16, "kv_heads": 4, "sequence": 2048}
@@ -164,3 +180,160 @@ def test_a_rule_that_divides_fills_nothing_without_its_counts():
     known = {"framework": "Megatron-Core", "tp": "0", "gpus": "8"}
     assert not filled(known)["dp"]
     assert filled(known | {"tp": "2", "pp": "2"})["dp"] == "2"
+
+
+SEED, SWAPS_PER_PLAN = 5, 12
+
+
+@pytest.fixture(scope="module")
+def plans() -> dict[str, Plan]:
+    """Plans whose weights are gathered, freed, or copied to the host."""
+    moved = {*FSDP, *MOVES}
+    return {
+        name: plan
+        for name, plan in pool(mixes=("all",))
+        if any(action.kind in moved for action in plan.program_actions)
+    }
+
+
+def has_cycle(lowered: Lowered) -> bool:
+    """Whether any task waits for itself, with rows of a communicator one after another."""
+    queues = _queues_of_slots(lowered, _by_communicator(lowered).values())
+    return bool(find_cycle(_followers(lowered, queues)))
+
+
+def swapped(plan: Plan, random: Random) -> Plan:
+    """The plan with two neighbours of one program swapped, one of which is no pass over a microbatch."""
+    moved = {*FSDP, *MOVES}
+    places = [
+        (number, index)
+        for number, program in enumerate(plan.programs)
+        for index in range(len(program.actions) - 2)
+        if moved & {action.kind for action in program.actions[index : index + 2]}
+    ]
+    number, index = random.choice(places)
+    actions = list(plan.programs[number].actions)
+    actions[index : index + 2] = reversed(actions[index : index + 2])
+    programs = list(plan.programs)
+    programs[number] = Program(ranks=programs[number].ranks, actions=tuple(actions))
+    return replace(plan, programs=tuple(programs))
+
+
+def test_plans_that_move_weights_are_proved(plans: Mapping[str, Plan]) -> None:
+    """Not all: unequal replicas wait for each other's passes, which ticks do not know."""
+    lowered = {name: lower(plan) for name, plan in plans.items()}
+    assert not [name for name, each in lowered.items() if has_cycle(each)]
+    proved = [plans[name] for name, each in lowered.items() if goes_forward(each)]
+    assert {Pass.FREE, Pass.OFFLOAD} <= {action.kind for plan in proved for action in plan.program_actions}
+
+
+@pytest.mark.parametrize("part_of", [lambda plan: plan, checked_part], ids=["all replicas", "folded"])
+def test_equal_replicas_that_shard_weights_are_proved(part_of: Callable[[Plan], Plan]) -> None:
+    plan = of_layers(4, replicas=3, num_samples=6)
+    part = part_of(plan)
+    assert (len(part.stages) < len(plan.stages)) == (part_of is checked_part)
+    assert goes_forward(lower(part))
+
+
+def mutants(plans: Mapping[str, Plan]) -> Iterator[Lowered]:
+    random = Random(SEED)
+    for plan in plans.values():
+        for _ in range(SWAPS_PER_PLAN):
+            yield lower(swapped(plan, random))
+
+
+def test_no_plan_with_a_cycle_is_proved(plans: Mapping[str, Plan]) -> None:
+    verdicts = [(goes_forward(lowered), has_cycle(lowered)) for lowered in mutants(plans)]
+    assert (True, True) not in verdicts
+    assert {(True, False), (False, True)} <= set(verdicts)
+
+
+class Group:
+    """A gradient group, as far as its order goes."""
+
+    def __init__(self, index: int, ranks: tuple[int, ...]) -> None:
+        self.index, self.ranks = index, ranks
+
+
+@given(
+    st.lists(st.sets(st.integers(0, 5), min_size=1).map(sorted).map(tuple), min_size=1, max_size=6),
+    st.sets(st.integers(0, 5), min_size=1),
+)
+def test_reducers_are_the_ranks_of_a_stage_by_their_groups(
+    members: list[tuple[int, ...]], holders: set[int]
+) -> None:
+    """Whether or not the groups have ranks in common."""
+    groups = [Group(index, ranks) for index, ranks in enumerate(members)]
+    reduction: Action = reduction_of(0)
+    reducers = reducers_of(lambda action: holders, groups, {reduction: tuple(range(len(groups)))})
+    by_rank = {rank: each.groups for each in reducers[reduction] for rank in each.ranks}
+    assert sum(len(each.ranks) for each in reducers[reduction]) == len(by_rank)
+    assert len({each.groups for each in reducers[reduction]}) == len(reducers[reduction])
+    assert by_rank == {
+        rank: own
+        for rank in holders
+        if (own := tuple(group.index for group in groups if rank in group.ranks))
+    }
+
+
+TOKENS, WIDTH, LAYERS = 2 * 64, 256, 3
+GPT = {"hidden": WIDTH, "layers": LAYERS, "heads": 4, "sequence": 64, "global_batch": 2, "micro_batch": 2}
+MIXTURE = GPT | {"architecture": "llama", "experts": 8, "topk": 2, "expert_ffn": 64}
+
+
+def peak_bytes(**cells: object) -> int:
+    return PREDICTOR.predict(row(**GPT | {"gpu": "H100"} | cells)).peak_bytes
+
+
+def test_masks_are_kept_with_dropout_alone():
+    """Korthikanti et al. 2022, section 4.1: two masks of a byte an element a block."""
+    masks = peak_bytes(dropout="yes") - peak_bytes(dropout="no")
+    assert masks == 2 * TOKENS * WIDTH * LAYERS
+
+
+@pytest.mark.parametrize(("precision", "element"), [("fp8", 1.0), ("mxfp8", 1 + 1 / 32), ("nvfp4", 0.5625)])
+def test_inputs_of_narrow_products_are_kept_narrow(precision: str, element: float):
+    """Of a GPT's products inputs are h, h, h and 4 h wide; what the attention makes is kept by it."""
+    wide, narrow = (peak_bytes(precision=each, gpu="B200") for each in ("bf16", precision))
+    spared = (2 - element) * (1 + 1 + 4) - element
+    assert wide - narrow == pytest.approx(spared * WIDTH * TOKENS * LAYERS, rel=1e-3)
+
+
+@pytest.mark.parametrize("degrees", [{"tp": 1}, {"tp": 2, "pp": 3}])
+def test_one_replica_has_nobody_to_shard_with(degrees: dict[str, int]):
+    """No weights come from others, so no unit of them is gathered beside one's own."""
+    sizes = {peak_bytes(zero_stage=stage, **degrees) for stage in range(4)}
+    assert len(sizes) == 1
+
+
+def test_gradients_are_as_wide_as_they_are_added_up():
+    wide, narrow = (peak_bytes(grad_precision=each) for each in ("fp32", "bf16"))
+    layers = model_of(row(**GPT)).modules[0].layers
+    tied = {parameter.name: parameter for layer in layers[:1] for parameter in layer.parameters()}
+    own = [each for layer in layers[1:] for each in layer.parameters() if each.name not in tied]
+    assert wide - narrow == 2 * sum(each.num_elements for each in (*tied.values(), *own))
+
+
+def test_results_of_experts_are_kept_where_shares_multiply_them():
+    """A row of the stream's width for each of a token's experts."""
+    yes, no = (
+        PREDICTOR.predict(row(**MIXTURE | {"gpu": "H100", "keeps_results": each})) for each in ("yes", "no")
+    )
+    assert yes.peak_bytes - no.peak_bytes == 2 * WIDTH * TOKENS * 2 * LAYERS
+    assert yes.iteration_s == no.iteration_s
+
+
+def _ran(data_set: str) -> list[Published]:
+    return [each for each in published() if each.data_set == data_set and each.unscorable is None]
+
+
+@pytest.mark.parametrize("data_set", ["megatron_bridge_ablations", "megatron_bridge", "fms_fsdp"])
+def test_runs_that_were_published_fit(data_set: str):
+    """Of a parameter all ranks together hold at least a weight and a gradient of two bytes and 12 of the
+    optimizer, wherever these are sharded.
+    """
+    for each in {str(sorted(each.cells.items())): each for each in _ran(data_set)}.values():
+        llm = read_row(each.cells)
+        found, state = PREDICTOR.predict(llm), 16 * model_of(llm).num_parameters * (llm.lora_rank == 0)
+        assert found.spare_bytes >= 0, each
+        assert found.peak_bytes * llm.num_gpus >= state, each

@@ -1,21 +1,30 @@
-"""Options of a run: one dataclass makes the flags of both entry points (`UPDATE_GOLDEN=1`: anew)."""
+"""Options, devices and refusals of runs."""
 
 import argparse
 import os
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
+from experiments.fidelity import run as suite
+from experiments.fidelity.cases import text_work
+from experiments.fidelity.work import LLM, UNMEASURED, plan_of, this_machine
 from runtime import launch
 from runtime.run_settings import RunSettings
+from tests.command_line import JOB, accept, answered, refuse
 from workbench.cli.app import COMMANDS
 from workbench.cli.options import with_flags_of
+from workbench.cost.profile import ideal_profile, write_profile
 from workbench.job.device import Device
 from workbench.job.run_options import RunOptions, StepOptions, add_arguments, flags_of
+from workbench.plan.codec import read_plan, write_plan
 from workbench.plan.plan import Precision
+from workbench.plan.runnable import refusal_to_run
+from workbench.trace_json import read_trace, write_trace
 
 GOLDEN = Path(__file__).parent / "golden"
 RUN_ALONE = {"--local", "--emulate", "--profile", "--json", "--format"}  # of the command alone
@@ -133,3 +142,108 @@ def test_ranks_are_told_what_was_said_of_steps():
 def test_numbers_out_of_bounds_are_refused(kind: type[StepOptions], wrong: dict[str, float], words: str):
     with pytest.raises(ValueError, match=words):
         kind(**wrong)
+
+
+NO_GPU = "device cuda|sees no GPU here|want cpu"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """With a plan of one rank and a profile of a CPU; no GPU is to be seen."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    work = text_work()
+    one = plan_of(
+        replace(work, batch=work.batch[:2]), this_machine(UNMEASURED, 1), {LLM: ((8, (0,)),)}, samples=(1, 1)
+    )
+    write_plan(one, tmp_path / "plan.json")
+    write_profile(replace(ideal_profile("mine"), device="cpu"), tmp_path / "mine.json")
+    return tmp_path
+
+
+def test_a_gpu_that_is_not_there_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = folder / "plan.json"
+    refuse("run", plan, "--emulate", "--device", "cuda", words=NO_GPU, folder=folder)
+    calibrate = ("calibrate", "--device", "cuda", "-o", folder / "p.json")
+    refuse(*calibrate, words=NO_GPU, folder=folder)
+    assert suite.main(["--device", "cuda", "--out", str(folder / "suite")]) == 2
+    assert capsys.readouterr().err.startswith("error: device cuda: torch ")
+    assert not (folder / "suite").exists()
+
+
+def test_processes_of_this_machine_have_no_gpu(folder: Path) -> None:
+    words = "--local starts processes on the CPU|--emulate --device cuda"
+    refuse("run", folder / "plan.json", "--local", "--device", "cuda", words=words, folder=folder)
+
+
+def test_a_profile_of_another_device_is_one_line(folder: Path) -> None:
+    command = ("run", folder / "plan.json", "--emulate", "--device", "cpu", "--profile")
+    refuse(*command, "H100", words="profile 'H100' is of device 'H100', this runs on 'cpu'", folder=folder)
+    accept(*command, folder / "mine.json")
+
+
+def test_more_than_the_device_holds_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.emulation.memory.capacity_of", lambda device: 2**20)
+    words = "emulation holds all 1 ranks on one device|cpu has 0.000977 GiB"
+    refuse("run", folder / "plan.json", "--emulate", words=words, folder=folder)
+
+
+def test_the_peak_of_one_rank_stands_beside_the_predicted_one(folder: Path) -> None:
+    command = ("run", folder / "plan.json", "--emulate", "--repetitions", "1")
+    assert "peak memory: predicted " in accept(*command).stdout
+    peak = answered(*command)["peak_memory"]
+    assert peak["rank"] == 0
+    assert 0 < peak["measured_bytes"] <= peak["predicted_bytes"]
+    assert peak["error"] == pytest.approx(peak["predicted_bytes"] / peak["measured_bytes"] - 1)
+
+
+def test_traces_of_another_device_are_not_compared(folder: Path) -> None:
+    plan, simulated, executed = folder / "plan.json", folder / "sim.json", folder / "run.json"
+    accept("simulate", plan, "--profile", folder / "mine.json", "--trace", simulated)
+    accept("run", plan, "--emulate", "--repetitions", "1", "--trace", executed)
+    accept("compare", simulated, executed)
+    accept("compare", simulated, executed, "--device", "cpu")
+    both = ("compare", simulated, executed, "--device")
+    refuse(*both, "cuda", words="sim.json|is of device 'cpu', want 'cuda'", folder=folder)
+    trace = read_trace(executed)
+    write_trace(replace(trace, details=()), folder / "old.json")
+    words = "old.json|emulated trace does not say of which device it is, want 'cpu'"
+    refuse("compare", simulated, folder / "old.json", "--device", "cpu", words=words, folder=folder)
+    write_trace(replace(trace, details=(("device", "H100"),)), folder / "gpu.json")
+    words = "sim.json|is of device 'cpu', want 'H100'"
+    refuse("compare", simulated, folder / "gpu.json", "--device", "cuda", words=words, folder=folder)
+
+
+MODEL = "bert-large"  # in no configuration of transformers that the runtime reads
+WARNING = "can be simulated, not run: "
+
+
+def drafted(folder: Path, model: str) -> Path:
+    job = folder / "job.yaml"
+    accept("init", model, "--gpus", "8xH100", "-o", job)
+    return job
+
+
+def test_a_draft_of_a_model_without_layers_in_the_runtime_says_so(tmp_path: Path) -> None:
+    words = ("init", MODEL, "--gpus", "8xH100", "-o", tmp_path / "job.yaml")
+    assert f"plans of this job {WARNING}module" in accept(*words).output
+    (refusal,) = answered(*words)["run_refusals"]
+    assert refusal.startswith("module 'llm' has no source")
+
+
+@pytest.mark.parametrize("command", ["plan", "search"])
+def test_a_plan_that_cannot_run_says_why(tmp_path: Path, command: str) -> None:
+    output = tmp_path / "plan.json"
+    done = accept(command, drafted(tmp_path, MODEL), "-o", output)
+    refusal = refusal_to_run(read_plan(output))
+    assert refusal
+    assert f"this plan {WARNING}{refusal}" in " ".join(done.output.split())
+
+
+def test_plan_gives_machines_the_reason_or_none(tmp_path: Path) -> None:
+    output = tmp_path / "plan.json"
+    job = drafted(tmp_path, MODEL)
+    assert "has no source" in answered("plan", job, "-o", output)["run_refusal"]
+    job.write_text(JOB)
+    runnable = answered("plan", job, "-o", output)
+    assert runnable["run_refusal"] is None
+    assert refusal_to_run(read_plan(output)) == ""

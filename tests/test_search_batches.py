@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sim.judge import executors_of
 from sim.predict import predict, step_s
-from tests.test_next_step import batch_of, job_of
+from tests.test_next_batches import batch_of, job_of
 from tests.test_strategies import cost
 from workbench.data.sample import Sample
 from workbench.job.job import Job, load_job

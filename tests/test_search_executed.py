@@ -7,7 +7,7 @@ import pytest
 from experiments.fidelity import plan_runs
 from experiments.fidelity.cases import Part
 from experiments.search import executed
-from tests.test_next_step import job_of
+from tests.test_next_batches import job_of
 from tests.test_strategies import cost
 from workbench.planner.stage_counts import silent
 from workbench.strategies import cornstarch

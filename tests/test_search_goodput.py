@@ -11,7 +11,7 @@ from sim.failures.goodput import system_of, useful_samples_per_s
 from sim.failures.simulate import simulate_failures
 from sim.judge import executors_of
 from sim.predict import predict, step_s
-from tests.test_next_step import job_of
+from tests.test_next_batches import job_of
 from tests.test_strategies import CLUSTER, cost
 from workbench.cost.hardware import uniform
 from workbench.elastic.availability import Availability, Change, NodeEvent, Rates, random_trace

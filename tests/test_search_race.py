@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.judge import executors_of
-from tests.test_next_step import batch_of, job_of
+from tests.test_next_batches import batch_of, job_of
 from tests.test_strategies import cost
 from workbench.explain.timeline import Timeline
 from workbench.plan.plan import Plan

@@ -37,7 +37,6 @@ from workbench.plan.runnable import check_runnable
 from workbench.plan.stage import Stage
 from workbench.timing.price import price
 
-torch.set_num_threads(1)
 WHOLE = {"vision": (5,), "audio": (4,), "llm": (6,)}
 SAME = 1e-12
 

@@ -20,7 +20,6 @@ from tests.test_parity import CUTS, MIXES, assert_same, mixed, on_ranks
 from tests.tiny_valm import tiny_batch
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Settings
 
-torch.set_num_threads(1)
 F64 = torch.float64
 
 

@@ -34,8 +34,6 @@ from workbench.model.frozen import Needs
 from workbench.plan.kernels import Kernels
 from workbench.plan.lower import lower
 
-torch.set_num_threads(1)
-
 
 def measured(name: str, index: int, needs: Needs, lengths: tuple[int, ...]) -> tuple[int, int, int]:
     """Bytes of a real layer: left by I, most held in I, most held in a first W.

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
 from runtime.world.pool import Pool
 from tests.plans import disjoint_plan
@@ -17,7 +16,6 @@ from workbench.plan.lower import lower
 from workbench.plan.lowered import Direction
 from workbench.plan.plan import ModuleSettings, Plan, Recompute
 
-torch.set_num_threads(1)
 WIDTH, INSIDE, MERGED = 48, 24, 4  # of the LLM and the tower; patches that become one token
 VISION = {
     "model_type": "qwen3_vl_vision",

@@ -19,8 +19,6 @@ from workbench.plan.lowered import Weights
 from workbench.plan.plan import Microbatch, ModuleSettings, Plan, Precision, Recompute, Settings
 from workbench.plan.stage import Stage
 
-torch.set_num_threads(1)
-
 SOURCE = SyntheticSource(11)
 F64 = torch.float64
 

@@ -48,7 +48,6 @@ from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.strategies import megatron_heterogeneous
 
-torch.set_num_threads(1)
 Degrees = tuple[int, int, int, int]  # dp, pp, cp, tp
 How = Callable[[Plan], Plan]
 CONFIGS = {**tiny_models.DECODERS, **DECODERS, "llama4": LLAMA4}

@@ -17,8 +17,6 @@ from workbench.plan.plan import Plan, Precision, Program
 from workbench.plan.tied import tied_on
 from workbench.schedule.action import Action, Pass
 
-torch.set_num_threads(1)
-
 
 def folded() -> Plan:
     """The LLM in two stages on one rank: embedding in one, head in the other."""

@@ -32,8 +32,6 @@ from workbench.model.model_graph import TEXT, ModelGraph
 from workbench.plan.codec import write_plan
 from workbench.plan.plan import Plan
 
-torch.set_num_threads(1)
-
 F32 = torch.float32
 CUTS = {"vision": (1, 3), "audio": (4,), "llm": (2, 1, 1)}
 

@@ -26,8 +26,6 @@ from workbench.model.trainable import Trainable, with_trainable
 from workbench.plan.plan import ModuleSettings, Plan, Recompute
 from workbench.plan.stage import Stage
 
-torch.set_num_threads(1)
-
 
 class Whole(NamedTuple):
     """What is trained, and how.

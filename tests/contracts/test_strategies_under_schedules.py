@@ -17,7 +17,7 @@ from runtime.reference import ReferenceResult, reference_step
 from runtime.run_settings import Collect, RunSettings
 from runtime.world.pool import Pool
 from sim.step.sweep import Sweep
-from tests.test_schedule_plans import job_with
+from tests.test_schedule_golden import job_with
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.job.job import Job

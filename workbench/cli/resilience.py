@@ -1,6 +1,7 @@
 """Commands for clusters whose nodes fail and return: templates, failures."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,11 +11,12 @@ from rich.table import Table
 from workbench.bounded_file import read_bounded
 from workbench.cli.console import print_result, warn
 from workbench.cli.job_reading import read_job
-from workbench.cli.options import ExecutionFile, Faults, JobFile, Json, Profile, RanksPerNode
+from workbench.cli.options import ExecutionFile, Faults, JobFile, Json, Profile, RanksPerNode, with_flags_of
 from workbench.elastic.availability import Availability, Rates, parse_trace, random_trace, warned
 from workbench.job.job import Job
 from workbench.job.machines import cost_of
 from workbench.job.process_nodes import is_local, num_process_nodes, on_process_nodes
+from workbench.job.run_options import asked
 from workbench.report.tables import listed, milliseconds, percent
 from workbench.strategies.elastic_templates import ElasticTemplates, elastic_templates
 from workbench.units import GB, duration_s, gib
@@ -29,6 +31,70 @@ DRAWN_HOURS = 24.0  # of a drawn trace, unless --hours says otherwise
 NumNodes = Annotated[
     int | None, typer.Option("--nodes", help="largest number of nodes; default: the job's, or the trace's")
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceFlags:
+    """Flags of the trace of nodes that leave and join: one of `trace`, `mtbf` and `leaves`."""
+
+    trace: Path | None = field(
+        default=None,
+        metadata=asked("trace of nodes: CSV with the columns t_s, event (add or remove), node"),
+    )
+    leaves: float | None = field(
+        default=None,
+        metadata=asked("rate at which a node leaves; replaces --trace", flag="--leaves-per-node-hour"),
+    )
+    mtbf: str | None = field(
+        default=None,
+        metadata=asked("mean time between node failures in the whole cluster, such as 6h; replaces --trace"),
+    )
+    joins: float = field(
+        default=0.0,
+        metadata=asked("rate at which a missing node is replaced", flag="--joins-per-missing-hour"),
+    )
+    hours: float | None = field(
+        default=None,
+        metadata=asked("simulated hours; default: the length of the trace, or 24 of a drawn one"),
+    )
+    seed: int = field(default=0, metadata=asked("random seed of the trace"))
+    notice_s: float = field(default=0.0, metadata=asked("seconds of warning before a node leaves"))
+
+    def availability(self, num_nodes: int) -> Availability:
+        """Read or draw the trace.
+
+        Args:
+            num_nodes: of a drawn trace.
+
+        Raises:
+            ValueError: not one of the three is given, a bad trace or rate, or hours that are not above 0.
+        """
+        if sum(given is not None for given in (self.trace, self.leaves, self.mtbf)) != 1:
+            raise ValueError("failures: want one of --trace, --mtbf and --leaves-per-node-hour")
+        if self.hours is not None and not 0 < self.hours < float("inf"):
+            raise ValueError(f"failures: --hours must be > 0, got {self.hours}")
+        if self.trace is not None:
+            availability = parse_trace(self.trace.name, read_bounded(self.trace))
+            if not availability.events:
+                raise ValueError(
+                    f"{self.trace}: no node joins; want an add event at t_s 0 for each initial node"
+                )
+            return availability
+        if self.mtbf is not None:
+            rates = Rates.of_losses(duration_s(self.mtbf, "--mtbf"), num_nodes, self.joins)
+        else:
+            assert self.leaves is not None, "one of the three is given"
+            rates = Rates(leaves_per_node_h=self.leaves, joins_per_missing_h=self.joins)
+        return random_trace(num_nodes, rates, (self.hours or DRAWN_HOURS) * HOUR_S, self.seed)
+
+    def simulated_s(self, availability: Availability) -> float | None:
+        """Simulated seconds; None: to the end of a trace in which no node leaves or joins later.
+
+        A drawn trace goes on behind its last loss, as training does.
+        """
+        if self.hours is not None or self.trace is None:
+            return (self.hours or DRAWN_HOURS) * HOUR_S
+        return availability.end_s or None
 
 
 def templates_command(
@@ -57,31 +123,10 @@ def templates_command(
     )
 
 
+@with_flags_of(TraceFlags)
 def failures_command(
     job: JobFile,
-    trace: Annotated[
-        Path | None,
-        typer.Option(help="trace of nodes: CSV with the columns t_s, event (add or remove), node"),
-    ] = None,
-    leaves: Annotated[
-        float | None,
-        typer.Option("--leaves-per-node-hour", help="rate at which a node leaves; replaces --trace"),
-    ] = None,
-    mtbf: Annotated[
-        str | None,
-        typer.Option(
-            help="mean time between node failures in the whole cluster, such as 6h; replaces --trace"
-        ),
-    ] = None,
-    joins: Annotated[
-        float, typer.Option("--joins-per-missing-hour", help="rate at which a missing node is replaced")
-    ] = 0.0,
-    hours: Annotated[
-        float | None,
-        typer.Option(help="simulated hours; default: the length of the trace, or 24 of a drawn one"),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="random seed of the trace")] = 0,
-    notice_s: Annotated[float, typer.Option(help="seconds of warning before a node leaves")] = 0.0,
+    changes: TraceFlags = TraceFlags(),
     nodes: NumNodes = None,
     ranks_per_node: RanksPerNode = None,
     faults: Faults = 1,
@@ -114,7 +159,7 @@ def failures_command(
         raise ValueError(f"failures: --dollars-per-node-hour must be >= 0, got {dollars}")
     base_job = _job_on_nodes(job, nodes, ranks_per_node)
     dollars = _node_dollars(base_job) if dollars is None else dollars
-    availability = _availability(base_job, trace, leaves, mtbf, joins, hours, seed, nodes)
+    availability = changes.availability(nodes or len(base_job.cluster.nodes))
     max_nodes = max((count for _, count in availability.num_nodes()), default=0)
     templates = _elastic_templates(base_job, nodes or max_nodes, faults, profile, execution)
     if max_nodes > templates.planned.specification.num_nodes:
@@ -125,11 +170,9 @@ def failures_command(
         checkpoint_every=checkpoint_every,
         storage_bytes_per_s=storage_gb_per_s * 1e9,
     )
-    duration_s = _simulated_s(availability, hours, is_drawn=trace is None)
-    runs = [
-        simulate_failures(system, warned(availability, notice_s) if notice_s else availability, duration_s)
-        for system in settings.systems(templates)
-    ]
+    window_s = changes.simulated_s(availability)
+    told = warned(availability, changes.notice_s) if changes.notice_s else availability
+    runs = [simulate_failures(system, told, window_s) for system in settings.systems(templates)]
     record = {"trace": availability.name, "systems": {run.system: _run_record(run, dollars) for run in runs}}
     saves = _saves_text(settings, templates.saved_bytes)
     table = _run_table(f"{templates.job.name} on {availability.name}", runs, dollars)
@@ -149,44 +192,6 @@ def _saves_text(settings: "Recovery", saved_bytes: float) -> str:
         f"restarts: training stops every {settings.checkpoint_every} steps for {saved_bytes / rate:.3g} s, "
         f"until a checkpoint of {gib(saved_bytes):.3g} GiB is written at {rate / GB:g} GB/s"
     )
-
-
-def _availability(
-    job: Job,
-    trace: Path | None,
-    leaves: float | None,
-    mtbf: str | None,
-    joins: float,
-    hours: float | None,
-    seed: int,
-    nodes: int | None,
-) -> Availability:
-    if sum(given is not None for given in (trace, leaves, mtbf)) != 1:
-        raise ValueError("failures: want one of --trace, --mtbf and --leaves-per-node-hour")
-    if hours is not None and not 0 < hours < float("inf"):
-        raise ValueError(f"failures: --hours must be > 0, got {hours}")
-    if trace is not None:
-        availability = parse_trace(trace.name, read_bounded(trace))
-        if not availability.events:
-            raise ValueError(f"{trace}: no node joins; want an add event at t_s 0 for each initial node")
-        return availability
-    count = nodes or len(job.cluster.nodes)
-    if mtbf is not None:
-        rates = Rates.of_losses(duration_s(mtbf, "--mtbf"), count, joins)
-    else:
-        assert leaves is not None, "one of the three is given"
-        rates = Rates(leaves_per_node_h=leaves, joins_per_missing_h=joins)
-    return random_trace(count, rates, (hours or DRAWN_HOURS) * HOUR_S, seed)
-
-
-def _simulated_s(availability: Availability, hours: float | None, *, is_drawn: bool) -> float | None:
-    """Simulated seconds; None: to the end of a trace in which no node leaves or joins later.
-
-    A drawn trace goes on behind its last loss, as training does.
-    """
-    if hours is not None or is_drawn:
-        return (hours or DRAWN_HOURS) * HOUR_S
-    return availability.end_s or None
 
 
 def _elastic_templates(
