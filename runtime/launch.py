@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +33,7 @@ from runtime.world.allocator import keep_freed_memory
 from runtime.world.device import CPU, kind_of_device, launched_device
 from runtime.world.failure import RankError, first_line
 from runtime.world.heartbeats import heartbeats_of
+from runtime.world.last_words import FIRST_SPEAKS_S, SAME_ARGUMENTS_S, first_speaks, let_first_speak, say_last
 from runtime.world.local_world import join_launched
 from runtime.world.neighbours import Neighbours, owners_of_all
 from runtime.world.pool import Place, Pool
@@ -57,7 +57,6 @@ from workbench.trace_json import write_trace
 from workbench.whole_file import check_writable
 
 BAD_INPUT = 2  # exit code
-STDERR = 2  # descriptor
 ECHO_GRACE_S = 5.0  # wait of a rank that lost a peer, for torchrun to find out which one died
 
 HELPS = {
@@ -244,8 +243,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _launch(options_by_name: dict[str, Any]) -> int:
+    wait_s = SAME_ARGUMENTS_S
     try:
         plan, options = options_by_name.pop("plan"), RunOptions(**options_by_name)
+        wait_s = min(FIRST_SPEAKS_S, options.timeout_s / 4)
         missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR") if name not in os.environ]
         if missing:
             raise ValueError(
@@ -265,10 +266,7 @@ def _launch(options_by_name: dict[str, Any]) -> int:
         if result is not None and options.trace is not None:
             write_trace(result.trace, options.trace)
     except (ValueError, OSError, RankError) as error:
-        say_last(f"error: {plain(str(error))}")
-        if isinstance(error, RankError) and error.peers:
-            time.sleep(ECHO_GRACE_S)  # torchrun names the process that ends first as the cause
-        return BAD_INPUT
+        return _refuse(error, wait_s)
     if result is not None:
         for step, loss in enumerate(result.losses, 1):
             timed = "" if step > settings.warmup else " (warm-up)"
@@ -277,15 +275,14 @@ def _launch(options_by_name: dict[str, Any]) -> int:
     return 0
 
 
-def say_last(line: str) -> None:
-    """Write a final line to standard error, even beyond a soft limit on its file's size."""
-    try:
-        sys.stderr.write(f"{line}\n")
-        sys.stderr.flush()
-    except OSError:
-        _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-        os.write(STDERR, f"{line}\n".encode())
+def _refuse(error: Exception, wait_s: float) -> int:
+    """Say why the rank ends; returns the exit code. `wait_s` as of `let_first_speak`."""
+    if not isinstance(error, RankError) and not dist.is_initialized():  # others wait for it after that
+        let_first_speak(os.environ, wait_s)
+    say_last(f"error: {plain(str(error))}")
+    if isinstance(error, RankError) and error.peers:
+        time.sleep(ECHO_GRACE_S)  # torchrun names the process that ends first as the cause
+    return BAD_INPUT
 
 
 def _give_up(reason: str) -> NoReturn:
@@ -384,7 +381,8 @@ def _parse(arguments: Sequence[str] | None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(prog="runtime.launch", description=__doc__)
     parser.add_argument("plan", type=Path, help="plan file")
     add_arguments(parser, RunOptions, HELPS)
-    return vars(parser.parse_args(arguments))
+    with first_speaks(os.environ):
+        return vars(parser.parse_args(arguments))
 
 
 if __name__ == "__main__":

@@ -55,6 +55,7 @@ def test_places_that_cannot_be_written_are_refused_before_the_work(plan: Path, j
         refuse("simulate", plan, "--trace", index, words=words, folder=folder)
         refuse("plan", job, "-o", index, words=words, folder=folder)
         refuse("calibrate", job, "-o", index, words=words, folder=folder)
+        refuse("demo", "--out", folder / "demo", "--json", index, words=words, folder=folder)
         refuse("calibrate", job, "-o", folder / "p.json", "--rows", index, words=words, folder=folder)
 
 

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from runtime.models.choose import adapter_of
 from runtime.models.weights import weights_of
-from runtime.state.weights_export import check_export, exporting, start_export, write_part
+from runtime.state.weights_export import WHOLE, check_export, exporting, start_export, write_part
 from runtime.step.stage_module import build_stage_module
 from tests.test_checkpoint_attacks import files_of_at_most
 from tests.test_export import tensors_of
 from tests.test_lora_run import two_stages
 from tests.test_weights import F32, plan_of
 from workbench.model.lora import is_of_adapter
+from workbench.model.model_graph import ModelGraph
 from workbench.plan.plan import Plan
 
 Weights = dict[tuple[str, str], Tensor]
@@ -121,3 +122,41 @@ def test_too_little_space_is_found_before_the_work(tmp_path: Path, monkeypatch: 
     assert not list(tmp_path.iterdir())
     full.free += 1
     check_export(tmp_path / "new" / "out", model, None, F32)
+
+
+def test_a_rank_that_writes_after_another_failed_does_not_bring_the_parts_back(tmp_path: Path) -> None:
+    plan, target = plan_of(cut=False), tmp_path / "out"
+    weights = build_stage_module(plan, plan.stages[-1], seed=8, dtype=F32).owned_weights()
+    with pytest.raises(RuntimeError, match="rank 1"), exporting(target, plan.model, dtype=F32):
+        raise RuntimeError("rank 1")
+    with pytest.raises(ValueError, match=r"out\.part is gone, as the export has failed on another rank"):
+        write_part(target, "llm", 0, weights)
+    assert not list(tmp_path.iterdir())
+
+
+def test_parts_written_while_others_are_deleted_do_not_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, target = plan_of(cut=False), tmp_path / "out"
+    weights = build_stage_module(plan, plan.stages[-1], seed=8, dtype=F32).owned_weights()
+    delete, late = shutil.rmtree, []
+
+    def slow(folder: Path, **options: bool) -> None:
+        delete(folder, **options)
+        if folder.name == WHOLE:
+            return  # what was made of the parts goes before them
+        with pytest.raises(ValueError, match="is gone") as refused:
+            write_part(target, "llm", 0, weights)
+        late.append(refused)
+
+    monkeypatch.setattr(shutil, "rmtree", slow)
+    with pytest.raises(RuntimeError, match="rank 1"):
+        fail_after_a_part(target, plan.model, weights)
+    assert late
+    assert not list(tmp_path.iterdir())
+
+
+def fail_after_a_part(target: Path, model: ModelGraph, weights: dict[str, torch.Tensor]) -> None:
+    with exporting(target, model, dtype=F32):
+        write_part(target, "llm", 1, weights)
+        raise RuntimeError("rank 1")

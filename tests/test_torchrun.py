@@ -4,15 +4,18 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from runtime.world.last_words import let_first_speak
 from tests.plans import disjoint_plan
 from tests.test_checkpoint_attacks import files_of_at_most
 from tests.tiny_valm import tiny_batch, tiny_valm
 from workbench.plan.codec import write_plan
+from workbench.termination import Ended, ending_by_signal
 
 LIMIT_S = 30.0
 CUTS = {"vision": (5,), "audio": (4,), "llm": (6,)}
@@ -81,9 +84,43 @@ def test_an_export_that_cannot_be_written_is_a_line_of_each_rank(tmp_path: Path)
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        pytest.param(("nowhere.json",), "No such file or directory: 'nowhere.json'", id="plan"),
+        pytest.param(("nowhere.json", "--steps", "x"), "argument --steps: invalid int value: 'x'", id="flag"),
+    ],
+)
+def test_input_that_all_ranks_refuse_is_said_once(arguments: tuple[str, ...], line: str) -> None:
+    with start(*arguments) as launcher:
+        _, told = launcher.communicate(timeout=60)
+    assert launcher.returncode != 0
+    assert told.count(line) == 1
+    assert told.count("usage: ") <= 1
+    assert "ended by SIGTERM" not in told
+    assert "rank      : 0" in told[told.index("Root Cause") :]
+
+
+def test_a_rank_whose_input_alone_is_refused_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """After the wait; the launcher's signal in it is not worth a line."""
+    let_first_speak({"LOCAL_RANK": "1"}, wait_s=0.0)
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    with pytest.raises(SystemExit) as ended:
+        wait_for_first()
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert not isinstance(ended.value, Ended)  # which would say that it was ended
+    assert capsys.readouterr().err == ""
+
+
+def wait_for_first() -> None:
+    with ending_by_signal():
+        let_first_speak({"LOCAL_RANK": "1"}, wait_s=60.0)
+
+
 def test_why_a_rank_ends_is_said_where_its_files_may_not_grow(tmp_path):
     text = (
-        "import resource as r; from runtime.launch import say_last; _, hard = r.getrlimit(r.RLIMIT_FSIZE);"
+        "import resource as r; from runtime.world.last_words import say_last;"
+        "_, hard = r.getrlimit(r.RLIMIT_FSIZE);"
         "r.setrlimit(r.RLIMIT_FSIZE, (0, hard)); say_last('error: File too large')"
     )
     said = tmp_path / "said"

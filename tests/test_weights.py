@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -293,42 +292,6 @@ def test_parts_of_an_interrupted_export_are_dropped(tmp_path: Path) -> None:
     export(plan, target)
     with pytest.raises(ValueError, match="exists already"):
         start_export(target, plan.model)
-
-
-def test_a_rank_that_writes_after_another_failed_does_not_bring_the_parts_back(tmp_path: Path) -> None:
-    plan, target = plan_of(cut=False), tmp_path / "out"
-    weights = build_stage_module(plan, plan.stages[-1], seed=8, dtype=F32).owned_weights()
-    with pytest.raises(RuntimeError, match="rank 1"), exporting(target, plan.model, dtype=F32):
-        raise RuntimeError("rank 1")
-    with pytest.raises(ValueError, match=r"out\.part is gone, as the export has failed on another rank"):
-        write_part(target, "llm", 0, weights)
-    assert not list(tmp_path.iterdir())
-
-
-def test_parts_written_while_others_are_deleted_do_not_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan, target = plan_of(cut=False), tmp_path / "out"
-    weights = build_stage_module(plan, plan.stages[-1], seed=8, dtype=F32).owned_weights()
-    delete, late = shutil.rmtree, []
-
-    def slow(folder: Path, **options: bool) -> None:
-        delete(folder, **options)
-        with pytest.raises(ValueError, match="is gone") as refused:
-            write_part(target, "llm", 0, weights)
-        late.append(refused)
-
-    monkeypatch.setattr(shutil, "rmtree", slow)
-    with pytest.raises(RuntimeError, match="rank 1"):
-        fail_after_a_part(target, plan.model, weights)
-    assert late
-    assert not list(tmp_path.iterdir())
-
-
-def fail_after_a_part(target: Path, model: ModelGraph, weights: dict[str, torch.Tensor]) -> None:
-    with exporting(target, model, dtype=F32):
-        write_part(target, "llm", 1, weights)
-        raise RuntimeError("rank 1")
 
 
 def test_two_parts_with_one_tensor_are_refused(tmp_path: Path) -> None:

@@ -215,6 +215,8 @@ def demo_command(
     from experiments.fidelity.burner import burner_of
     from workbench.report.html import report_html
 
+    for path in (out / "report.html", *(() if json_file is None else (json_file,))):
+        check_writable(path)
     load = nullcontext if burn is None else burner_of(burn)
     with ticking("demo", None, quiet=False) as ticker:
         result = run_demo(out, ticker.at, load)
