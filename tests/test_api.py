@@ -198,6 +198,7 @@ def test_an_argument_of_another_kind_is_named(job: workbench.Job, plan: workbenc
         (lambda: workbench.search(str(EXAMPLE)), "search: want a Job, "),
         (lambda: workbench.simulate(job), "simulate: want a Plan, as workbench.plan returns it, got Job"),
         (lambda: workbench.run(job), "run: want a Plan"),
+        (lambda: workbench.run(plan, {"steps": 1}), "run: want RunOptions, got dict"),
         (
             lambda: workbench.simulate(dataclasses.replace(plan, programs=list(plan.programs))),
             "simulate: programs of a Plan are a tuple, got list",

@@ -52,6 +52,18 @@ from workbench.schedule.choice import Schedule
             lambda: Settings(precision="float16"),
             "settings: precision must be a member of Precision, got 'float16'",
         ),
+        (
+            lambda: tiny_job(schedule="gpipe"),
+            "job 'tiny': schedule must be of kind Schedule, got 'gpipe'",
+        ),
+        (
+            lambda: tiny_job(layouts=[]),
+            "job 'tiny': layouts must be a tuple, each of kind ModuleLayout, got []",
+        ),
+        (
+            lambda: tiny_job(layouts=("llm",)),
+            "job 'tiny': layouts must be a tuple, each of kind ModuleLayout, got ('llm',)",
+        ),
         (lambda: tiny_job(replicas="2"), "job 'tiny': replicas must be a whole number, got '2'; nearest: 2"),
     ],
 )

@@ -1,6 +1,8 @@
 """What the kernels leave out of the mask test, and how they read keys: every shortcut keeps the predicate."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from runtime.kernels.bitfield_attention.plan import make_plan
 from runtime.kernels.bitfield_attention.reference import attends, attention
 from tests.interpreter import DEVICE, INTERPRETED
 from tests.kernel_cases import plain_fields, random_fields, tensors
+from tests.test_docs import FENCE
 
 TOKENS, BLOCK = 60, 32
 
@@ -136,3 +139,13 @@ def test_ranks_stand_in_for_places_that_do_not_fit(monkeypatch: pytest.MonkeyPat
         plan = make_plan(folded, block_q=BLOCK, block_k=BLOCK)
         out = bitfield_attention(*(x.to(DEVICE) for x in (data.q, data.k, data.v)), folded, plan)
         torch.testing.assert_close(out.cpu(), want)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="the guide's tensors are on the CPU")
+def test_the_guides_mask_of_ones_own_runs():
+    """It asserts what the mask shows, and that kernel and reference agree."""
+    guide = (Path(__file__).parents[1] / "docs" / "guides" / "masks.md").read_text()
+    [block] = [b["text"] for b in FENCE.finditer(guide) if "bitfield_attention(" in b["text"]]
+    held: dict[str, Any] = {}
+    exec(compile(block, "masks.md", "exec"), held)
+    assert sorted(held["owners"]) == [0] * 4 + [1] * 4

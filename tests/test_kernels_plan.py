@@ -1,8 +1,12 @@
 """Plans of masks: exact, made on the device in a few launches, and nothing waits for the host."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -262,3 +266,25 @@ def test_a_mask_of_more_groups_than_32_leaves_room_for_fewer_buffers(num_groups:
     q = torch.zeros(1, 1, 256, 128, dtype=torch.bfloat16)
     plan: Any = SimpleNamespace(block_q=128, block_k=128)
     assert forward_tile(q, mask, plan, Options()).num_stages == stages
+
+
+def test_a_plan_on_a_cpu_without_the_interpreter_is_refused():
+    """In a process of its own, as Triton decides when it is imported; its own error names no device."""
+    script = (
+        "from runtime.kernels.bitfield_attention.mask import kernel_mask\n"
+        "from runtime.kernels.bitfield_attention.plan import make_plan\n"
+        "from runtime.models.attention_mask import token_fields\n"
+        "from workbench.masks.builders import causal\n"
+        "fields = token_fields(causal(32), 'cpu')\n"
+        "make_plan(kernel_mask(fields, fields))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "TRITON_INTERPRET": "0"},
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ValueError: device: Triton kernels want cuda, or TRITON_INTERPRET=1 set before")

@@ -161,6 +161,8 @@ def run(plan: Plan, options: RunOptions = RunOptions()) -> "RunResult":  # noqa:
     from runtime.launch import prepare, run_lowered
 
     _check_plan("run", plan)
+    if not isinstance(options, RunOptions):
+        raise TypeError(f"run: want RunOptions, got {type(options).__name__}")
     if options.device == Device.CUDA:
         raise ValueError("processes of this machine run on the CPU; on GPUs start runtime.launch by torchrun")
     lowered, _ = accept(plan)

@@ -1,6 +1,6 @@
 """Checks values of frozen records against the types of their fields, as users make such records in Python."""
 
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from numbers import Integral, Real
 from pathlib import Path
@@ -25,7 +25,9 @@ _FIELDS: dict[type, tuple[_FieldKind, ...]] = {}
 
 
 def check_kinds(record: object, where: str = "") -> None:
-    """Check numbers, texts, paths and members of enums, alone and in tuples; other values are not looked at.
+    """Check numbers, texts, paths, members of enums and records, alone and in tuples.
+
+    Of a tuple of records only the first is looked at: a job may have 10^5 samples. Other values are not.
 
     Args:
         record: an instance of a dataclass.
@@ -57,7 +59,7 @@ def _field_kind(name: str, hint: Any) -> _FieldKind | None:
     (one, *others) = (option for option in options if option is not NoneType)
     is_tuple = get_origin(one) is tuple and get_args(one)[1:] == (...,)
     kind = get_args(one)[0] if is_tuple else one
-    if others or not (isinstance(kind, type) and issubclass(kind, _CHECKED)):
+    if others or not (isinstance(kind, type) and (issubclass(kind, _CHECKED) or is_dataclass(kind))):
         return None
     return _FieldKind(name, kind, NoneType in options, is_tuple)
 
@@ -66,7 +68,8 @@ def _holds(field: _FieldKind, value: Any) -> bool:
     if value is None:
         return field.is_open
     if field.is_tuple:
-        return isinstance(value, tuple) and all(_is_of(each, field.kind) for each in value)
+        seen = value[:1] if is_dataclass(field.kind) and isinstance(value, tuple) else value
+        return isinstance(value, tuple) and all(_is_of(each, field.kind) for each in seen)
     return type(value) is field.kind or _is_of(value, field.kind)  # the first is sooner, and mostly true
 
 
@@ -80,7 +83,8 @@ def _is_of(value: Any, kind: type) -> bool:
 
 
 def _wanted(field: _FieldKind) -> str:
-    word = _WORDS.get(field.kind) or f"a member of {field.kind.__name__}"
+    of = "a member of" if issubclass(field.kind, Enum) else "of kind"
+    word = _WORDS.get(field.kind) or f"{of} {field.kind.__name__}"
     return (f"a tuple, each {word}" if field.is_tuple else word) + (" or None" if field.is_open else "")
 
 

@@ -7,17 +7,17 @@ from enum import Enum
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from runtime.kernels.bitfield_attention.backward_keys import keys_gradient
 from runtime.kernels.bitfield_attention.backward_queries import queries_gradient, row_sums
-from runtime.kernels.bitfield_attention.forward import forward, forward_kernel
+from runtime.kernels.bitfield_attention.forward import forward
 from runtime.kernels.bitfield_attention.head_tiles import has_engine, sum_tiles
 from runtime.kernels.bitfield_attention.launch import LaunchShape, resident_tasks
 from runtime.kernels.bitfield_attention.mask import KernelMask
 from runtime.kernels.bitfield_attention.plan import KernelPlan
 from runtime.kernels.bitfield_attention.tasks import FixedSplit, Split, Tasks, make_tasks
+from runtime.kernels.bitfield_attention.tiles import check_device
 from runtime.kernels.bitfield_attention.tilings import Pass, Tiling, tiling
 
 # Shape suffixes: B = batch, H = query heads, G = key/value heads, Q = queries, K = keys, D = head width.
@@ -225,9 +225,7 @@ def check_attention(
                 f"q and k have {tokens[0]} and {tokens[1]}"
             )
     tiling(Pass.FORWARD, width, q_BHQD.dtype, q_BHQD.device, plan.block_q, plan.block_k)
-    interpreted = not isinstance(forward_kernel, triton.runtime.JITFunction)
-    if q_BHQD.device.type != "cuda" and not interpreted:
-        raise ValueError(f"device: Triton kernels want cuda, got {q_BHQD.device}; reference.py runs anywhere")
+    check_device(q_BHQD.device)
 
 
 def _check_engine(device: torch.device, options: Options) -> None:

@@ -9,7 +9,7 @@ from runtime.kernels.bitfield_attention.head_tiles import padded_width
 from runtime.kernels.bitfield_attention.launch import LaunchShape
 from runtime.kernels.bitfield_attention.mask import KernelMask
 from runtime.kernels.bitfield_attention.tasks import Tasks
-from runtime.kernels.bitfield_attention.tiles import classify, listed
+from runtime.kernels.bitfield_attention.tiles import check_device, classify, listed
 from runtime.kernels.bitfield_attention.tilings import Tiling
 
 # Shape suffixes: R = query blocks, C = key blocks, L = blocks of one side.
@@ -85,12 +85,13 @@ def make_plan(mask: KernelMask, *, block_q: int = BLOCK, block_k: int = BLOCK) -
     no bounds.
 
     Raises:
-        ValueError: a block size that is no power of two of at least 16.
+        ValueError: a block size that is no power of two of at least 16; a device without the kernels.
 
     Memory: 8 R C bytes.
     """
     _check_block("block_q", block_q)
     _check_block("block_k", block_k)
+    check_device(mask.device)
     kinds_RC = classify(mask, block_q, block_k)
     return KernelPlan(
         num_queries=mask.num_queries,

@@ -189,6 +189,15 @@ def list_kernel(
         middle += tl.sum(partial, 0)
 
 
+def check_device(device: torch.device) -> None:
+    """Raise ValueError where Triton has no kernels: off the GPU, unless it interprets them."""
+    if device.type != "cuda" and isinstance(classify_kernel, triton.runtime.JITFunction):
+        raise ValueError(
+            "device: Triton kernels want cuda, or TRITON_INTERPRET=1 set before Python starts, got "
+            f"{device}; reference.py runs anywhere"
+        )
+
+
 def classify(mask: KernelMask, block_q: int, block_k: int) -> Tensor:
     """Kinds [R, C] uint8: 0 where no pair attends, FULL where all do and exist, else PARTIAL.
 
