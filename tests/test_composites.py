@@ -223,6 +223,8 @@ def test_a_composite_with_parts_of_its_own_is_called_one(tmp_path: Any) -> None:
     [
         ("H100", None, "want a number, 'x' and a device"),
         ("0xH100", None, "want a number, 'x' and a device, got '0xH100'; nearest: 8xH100"),
+        ("128*H200", None, "want a number, 'x' and a device, got '128.H200'; nearest: 128xH200"),
+        ("h200x128", None, "want a number, 'x' and a device, got 'h200x128'; nearest: 128xH200"),
         ("32", None, "got '32'; nearest: 32xH100"),
         ("30xH100", None, "30 GPUs make no whole nodes of 8; want --nodes, or 32 GPUs"),
         ("8xH1000", None, "nearest: H100"),

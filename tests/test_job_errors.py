@@ -90,6 +90,7 @@ from workbench.job.schema import JobSpec
         (("layouts",), [{"tp": 1}], "layouts: want keys and values, got [{'tp': 1}]"),
         (("cluster", "memory_gib"), "80GB", "got '80GB'; want a number alone, without a unit"),
         (("batch", "samples"), "32k", "got '32k'; want a number alone, without a unit"),
+        (("batch", "samples"), "5e2", "got '5e2'; want it as 500"),
         (("max_ranks",), 4, "max_ranks must be 1 to 3, the ranks of cluster 'small', got 4"),
         (("batch", "fixed", "items", "audio"), {}, "no encoder of modality 'audio'; there are vision"),
         (("batch", "fixed", "items", "vision", "seconds"), 3, "module 'vision' is no audio encoder"),
@@ -105,6 +106,12 @@ def test_mistakes_are_one_line(tmp_path, path, value, message):
     assert text.startswith(f"{file}: ")
     assert message in text
     assert "\n" not in text
+
+
+def test_a_plan_of_any_size_is_told_from_a_job():
+    values = ", ".join(["0"] * 200_000)
+    with pytest.raises(ValueError, match="a file of format 'multimodal-workbench plan'; want a job file"):
+        parse_spec(f'{{\n "format": "multimodal-workbench plan",\n "plan": [{values}]\n}}')
 
 
 def test_a_value_is_told_once():

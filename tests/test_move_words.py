@@ -8,7 +8,7 @@ from workbench.report.joint_tables import described_moves
 from workbench.schedule.choice import Schedule, ScheduleKind
 from workbench.search.joint.arrangement import Arrangement, Placement
 from workbench.search.joint.choice import TokenRule
-from workbench.search.joint.grouping_moves import Exchange, Regroup, Resize
+from workbench.search.joint.grouping_moves import Exchange, MoveSample, Regroup, Reorder, Resize
 from workbench.search.joint.layout_moves import Arrange, CutStages, Reschedule, ShiftLayer
 from workbench.search.joint.move import Move
 from workbench.search.joint.move_json import move_to_json
@@ -69,6 +69,9 @@ def test_other_moves():
         Distribute(TokenRule.STRIPE),
         Take(Question.TOKENS, "cornstarch"),
         Exchange(3, 5),
+        MoveSample(3, 0, 2),
+        MoveSample(3, 0, 2, deferred=True),
+        Reorder(0, 1, 3),
         ShiftLayer("llm", 0, -1),
     ) == [
         ("order", "interleaved, virtual_stages 2"),
@@ -77,6 +80,9 @@ def test_other_moves():
         ("grouping", "even microbatches"),
         ("tokens", "tokens stripe"),
         ("tokens", "as in cornstarch"),
-        ("grouping", "Exchange first 3, second 5"),
+        ("grouping", "samples 3 and 5 change places"),
+        ("grouping", "sample 3 to microbatch 2 of replica 0"),
+        ("grouping", "sample 3 of the llm alone to microbatch 2 of replica 0"),
+        ("grouping", "microbatch 1 of replica 0 at 3"),
         ("order", "llm: a layer from its stage 0 to its stage 1"),
     ]

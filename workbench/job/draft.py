@@ -99,6 +99,14 @@ class Draft:
     microbatch_rule: str = ""
 
 
+def _gpus_near(gpus: str) -> str:
+    """The number and the device of a text such as `128*H100`, `H100x128` or `128`, or usual ones."""
+    words = re.split(r"[x*\s]+", gpus.lower())
+    numbers = [int(word) for word in words if re.fullmatch(r"0*[1-9]\d{0,6}", word)]
+    devices = [device for device in known_profiles() if device.lower() in words]
+    return f"{(numbers or [USUAL_PER_NODE])[0]}x{(devices or ['H100'])[0]}"
+
+
 def machines_of(gpus: str, nodes: int | None, products: ProductFormat = ProductFormat.SAME) -> Machines:
     """Parse GPUs such as `16xH100` and a number of nodes; None: nodes of eight, or one.
 
@@ -108,8 +116,9 @@ def machines_of(gpus: str, nodes: int | None, products: ProductFormat = ProductF
     """
     match = re.fullmatch(r"(\d{1,7})x(.+)", gpus)
     if match is None or int(match[1]) < 1:
-        number = int(gpus) if re.fullmatch(r"0*[1-9]\d{0,6}", gpus) else USUAL_PER_NODE
-        raise ValueError(f"--gpus: want a number, 'x' and a device, got {gpus!r}; nearest: {number}xH100")
+        raise ValueError(
+            f"--gpus: want a number, 'x' and a device, got {gpus!r}; nearest: {_gpus_near(gpus)}"
+        )
     number = int(match[1])
     try:
         device = shipped_device(match[2], known_profiles())

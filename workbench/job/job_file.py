@@ -15,6 +15,9 @@ from workbench.plain_yaml import parse_yaml
 
 SHOWN_KEYS = 4
 _MAPPING = ("dict_type", "model_type", "model_attributes_type")  # pydantic's kinds of errors
+_MADE = re.compile(r'"?format"?: *"?(multimodal-workbench [a-z]+)')  # by a command, in the first lines
+_FORMAT_BY = 200  # characters
+_WITH_EXPONENT = re.compile(r"[-+]?\d+(\.\d+)?[eE][-+]?1?\d")  # text in YAML without a point and a sign
 _NUMBER = ("int_type", "int_parsing", "float_type", "float_parsing")
 
 
@@ -33,18 +36,22 @@ def read_spec(path: Path) -> JobSpec:
 
 def parse_spec(text: str, *, where: str = "job") -> JobSpec:
     """Check the text of a job.yaml; see `read_spec`."""
+    _check_not_made(text, where)
     data = parse_yaml(text, where=where)
     if not isinstance(data, dict):
         kind = "nothing" if data is None else type(data).__name__
         raise ValueError(f"{where}: want keys and values, got {kind}; `workbench init` drafts a job")
-    if str(data.get("format")).startswith("multimodal-workbench "):
-        raise ValueError(
-            f"{where}: a file of format {data['format']!r:.60}; want a job file, as `init` writes"
-        )
     try:
         return JobSpec.model_validate(data)
     except ValidationError as error:
         raise ValueError(f"{where}: {_one_line(error)}") from None
+
+
+def _check_not_made(text: str, where: str) -> None:
+    """Raise ValueError for a file that a command made; by its text, as a job may not have so many values."""
+    made = _MADE.search(text[:_FORMAT_BY])
+    if made is not None:
+        raise ValueError(f"{where}: a file of format {made[1]!r}; want a job file, as `init` writes")
 
 
 def _one_line(error: ValidationError) -> str:
@@ -76,7 +83,11 @@ def _hint(error: ErrorDetails) -> str:
     if not isinstance(given, str):
         return ""
     if error["type"] in _NUMBER:
-        return "; want it without quotes" if _is_number(given) else "; want a number alone, without a unit"
+        if _is_number(given):
+            return "; want it without quotes"
+        if _WITH_EXPONENT.fullmatch(given) and float(given).is_integer():
+            return f"; want it as {float(given):.0f}"
+        return "; want a number alone, without a unit"
     choices = re.findall(r"'([^']*)'", str(error.get("ctx", {}).get("expected", "")))
     by_lower = {choice.lower(): choice for choice in choices}
     near = difflib.get_close_matches(given.lower(), by_lower, n=1, cutoff=0.5)

@@ -198,8 +198,7 @@ def _line(moves: Sequence[Record]) -> tuple[str, str]:
     merged = (
         {**first, "module": ", ".join(str(move["module"]) for move in moves)} if len(moves) > 1 else first
     )
-    describe = _DESCRIPTIONS.get(first["move"], _by_fields)
-    return first["question"], describe(merged)
+    return first["question"], _DESCRIPTIONS[first["move"]](merged)
 
 
 def _arrange(move: Record) -> str:
@@ -235,10 +234,9 @@ def _shift(move: Record) -> str:
     return f"{move['module']}: a layer from its stage {source} to its stage {target}"
 
 
-def _by_fields(move: Record) -> str:
-    """`Exchange first 3, second 5`; fields that a move leaves open are omitted."""
-    fields = {key: value for key, value in _stated(move).items() if key not in ("move", "question")}
-    return f"{move['move']} {', '.join(f'{key} {_plain(value)}' for key, value in fields.items())}"
+def _move_sample(move: Record) -> str:
+    modules = "of the llm alone " if move["deferred"] else ""
+    return f"sample {move['sample']} {modules}to microbatch {move['index']} of replica {move['replica']}"
 
 
 _DESCRIPTIONS: dict[str, Callable[[Record], str]] = {
@@ -251,6 +249,9 @@ _DESCRIPTIONS: dict[str, Callable[[Record], str]] = {
     "CutStages": lambda move: f"stages that train in pieces, {move['pieces']} each",
     "ShiftLayer": _shift,
     "RunEncodersAhead": lambda move: f"encoders run {move['lead']} microbatches ahead",
+    "Exchange": lambda move: f"samples {move['first']} and {move['second']} change places",
+    "MoveSample": _move_sample,
+    "Reorder": lambda move: f"microbatch {move['start']} of replica {move['replica']} at {move['end']}",
     "Resize": lambda move: _samples(move["samples"]),
     "Regroup": lambda move: str(move["way"]),
     "Distribute": lambda move: f"tokens {move['rule']}",
@@ -294,11 +295,3 @@ def _settings(move: Record) -> str:
 
 def _stated(record: Record) -> dict[str, Any]:
     return {k: v for k, v in record.items() if v is not None and v is not False and v != []}
-
-
-def _plain(value: object) -> str:
-    if isinstance(value, Mapping):
-        return " ".join(_plain(each) for each in _stated(value).values())
-    if isinstance(value, list):
-        return "; ".join(_plain(each) for each in value)
-    return str(value)
