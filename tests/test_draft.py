@@ -17,6 +17,7 @@ from workbench.job.draft import Train, draft, machines_of
 from workbench.job.drafted_batch import WantedBatch
 from workbench.job.job import Job, job_from_spec
 from workbench.job.job_file import parse_spec
+from workbench.plan.plan import Recompute
 
 LLAMA_7B: Mapping[str, Any] = {
     "model_type": "llama",
@@ -56,10 +57,10 @@ def drafted(
     ("gpus", "replicas", "samples"),
     [
         pytest.param(1, 1, 8, id="one"),
-        pytest.param(8, 2, 16, id="a-node"),
-        pytest.param(16, 4, 32, id="five-have-room-but-leave-one-over"),
-        pytest.param(64, 16, 128, id="twenty-one-leave-one-over"),
-        pytest.param(1024, 256, 2048, id="three-hundred-have-room"),
+        pytest.param(8, 2, 32, id="a-node"),
+        pytest.param(16, 4, 64, id="five-have-room-but-leave-one-over"),
+        pytest.param(64, 16, 256, id="twenty-one-leave-one-over"),
+        pytest.param(1024, 256, 4096, id="three-hundred-have-room"),
     ],
 )
 def test_replicas_leave_no_gpu_over_and_samples_go_to_all(
@@ -67,8 +68,8 @@ def test_replicas_leave_no_gpu_over_and_samples_go_to_all(
 ) -> None:
     """6.74 billion weights of 18 bytes are 121 GB: three stages of 60 % of 80 GB.
 
-    Of gpus / 3 replicas down to half of that the largest number that divides all GPUs is taken, and samples
-    are a multiple of all of them, eight a replica at least: 8 x 4 = 32 of 16 GPUs.
+    Of gpus / 3 replicas down to half of that the largest number that divides all GPUs is taken: of 16 GPUs
+    four, of four ranks each. Four microbatches for each of four stages are 16 samples of a replica.
     """
     job, _ = drafted(tmp_path, LLAMA_7B, f"{gpus}xH100")
     assert (job.replicas, len(job.batch)) == (replicas, samples)
@@ -77,9 +78,12 @@ def test_replicas_leave_no_gpu_over_and_samples_go_to_all(
 
 
 def test_a_prime_number_of_gpus_leaves_the_fewest_over(tmp_path: Path) -> None:
-    """61 GPUs, three a replica: 20, 15 and 12 replicas leave one over, and 20 are the most."""
+    """61 GPUs, three a replica: 20, 15 and 12 replicas leave one over, and 20 are the most.
+
+    Each has 4 x 3 microbatches, for three stages.
+    """
     job, _ = drafted(tmp_path, LLAMA_7B, "61xH100", nodes=1)
-    assert (job.replicas, len(job.batch)) == (20, 3 * 20 * 3)
+    assert (job.replicas, len(job.batch)) == (20, 20 * 4 * 3)
 
 
 @pytest.mark.parametrize(("tokens", "stages"), [(64, 3), (9000, 4), (12_000, 5), (18_000, 3)])
@@ -94,6 +98,19 @@ def test_there_are_stages_for_one_sample_beside_the_state(tmp_path: Path, tokens
     assert fitting == stages
     job, _ = drafted(tmp_path, LLAMA_7B, "60xH100", nodes=10, text_tokens=tokens)
     assert job.replicas == 60 // stages
+
+
+def test_what_does_not_fit_on_all_gpus_is_recomputed(tmp_path: Path) -> None:
+    """Of 7,000 tokens 31.6 GB are kept (see above) beside 15.2 GB of state on eight of eight GPUs of 40 GB.
+
+    With recomputed blocks a stage keeps two of 32 vectors for each microbatch, and one block's own in work.
+    """
+    job, _ = drafted(tmp_path, LLAMA_7B, "8xA100-40GB", text_tokens=7000)
+    assert job.settings.of("llm").recompute is Recompute.BLOCKS
+    assert job.layouts == ()
+    assert job.replicas == 1
+    fits, _ = drafted(tmp_path, LLAMA_7B, "8xA100-40GB", text_tokens=1000)
+    assert fits.settings.of("llm").recompute is Recompute.NONE
 
 
 def test_a_layout_that_cuts_layers_says_whom_it_keeps_out(tmp_path: Path) -> None:

@@ -192,6 +192,7 @@ def test_the_simulator_chooses_among_layouts_by_both_estimates() -> None:
         train=Train.LLM,
     )
     job = job_from_spec(parse_spec(drafted.text, where="job.yaml"), folder=EXAMPLES)
+    job = replace(job, batch=job.batch[:32])  # one sample a GPU: of more, passes decide
     cost, spec = cost_of(job, None, None), megatron_homogeneous.SPEC
     published = megatron_homogeneous.plan(job, cost)
     chosen = judged(spec, candidate_s)(job, cost, silent)

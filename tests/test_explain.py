@@ -3,8 +3,10 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from rich.table import Table
 
 from sim.predict import predict, prices_of, step_s
 from tests.command_line import answered, workbench
@@ -12,6 +14,7 @@ from tests.vlm_job import H100, VLM, planned, side, vlm_job
 from workbench.cost.collectives import Collective
 from workbench.cost.hardware import uniform
 from workbench.data.sample import Sample, Segment
+from workbench.explain.changes import Changes, Judged, Tried
 from workbench.explain.critical_path import Cause
 from workbench.explain.explanation import Account, account_of
 from workbench.explain.idle import IdleCause, IdleSeconds
@@ -21,7 +24,7 @@ from workbench.job.job import Job, load_job
 from workbench.job.module_layout import ModuleLayout
 from workbench.plan.codec import write_plan
 from workbench.plan.plan import KeyExchange, ModuleSettings, Recompute, Sharding
-from workbench.report.explained import account_tables
+from workbench.report.explained import account_tables, changes_tables
 from workbench.schedule.action import Pass
 from workbench.strategies import dip
 from workbench.timing.accept import accept
@@ -47,6 +50,28 @@ def test_ranks_without_token_shards_straggle_where_zigzag_is_uneven(job: Job) ->
     assert len(passes) == 2
     assert all(shares[documents][action] > 0.1 for action in passes)
     assert all(share == 0.0 for share in shares["causal"].values())
+
+
+def test_changes_without_effect_are_not_the_closest(job: Job) -> None:
+    """A millisecond of 100 s is no effect, and a byte of 1,000 none; 100 ms are, and 20 bytes."""
+    plan = planned(job)
+
+    def tried(about: str, step_s: float, peak_bytes: int) -> Tried:
+        change = SimpleNamespace(kind=Cause.HOST, about=about)
+        return Tried(change=change, judged=Judged(plan=plan, step_s=step_s, peak_bytes=peak_bytes))
+
+    slower = (
+        tried("as before", 100.001, 999),
+        tried("less memory", 100.0, 980),
+        tried("slower", 100.1, 1000),
+    )
+    base = Judged(plan=plan, step_s=100.0, peak_bytes=1000)
+    table, counts = changes_tables(
+        Changes(base=base, helping=(), slower=slower, misfits=(), refused=()), most=5
+    )
+    assert isinstance(table, Table)
+    assert list(table.columns[0].cells) == ["less memory", "slower"]
+    assert "3 do not help" in str(counts)
 
 
 def test_a_step_is_sensitive_to_what_it_is_made_of(job: Job) -> None:

@@ -128,14 +128,15 @@ def _failing() -> Job:
     return replace(job, batch=job.batch[:32])
 
 
-def _of_hub(folder: Path, gpus: str) -> Job:
-    """The job that `workbench init` writes for a model's config."""
+def _of_hub(folder: Path, gpus: str, samples: int) -> Job:
+    """The job that `workbench init` writes for a model's config, with fewer samples of a step."""
     drafted = draft(
         str(folder / "config.json"),
         machines_of(gpus, None),
         train=Train.LLM,
     )
-    return job_from_spec(parse_spec(drafted.text, where=folder.name), folder=folder)
+    job = job_from_spec(parse_spec(drafted.text, where=folder.name), folder=folder)
+    return replace(job, batch=job.batch[:samples])
 
 
 _ALL = (
@@ -179,17 +180,20 @@ _ALL = (
     SuiteJob(
         name="llava-1.5-7b",
         source="examples/llava-1.5-7b/config.json by `workbench init`, 16 H100",
-        make=lambda: _of_hub(EXAMPLES / "llava-1.5-7b", "16xH100"),
+        differs="32 samples",
+        make=lambda: _of_hub(EXAMPLES / "llava-1.5-7b", "16xH100", 32),
     ),
     SuiteJob(
         name="qwen2.5-vl-7b",
         source="config.json of Qwen/Qwen2.5-VL-7B-Instruct by `workbench init`, 16 H100",
-        make=lambda: _of_hub(CONFIGS / "qwen2.5-vl-7b", "16xH100"),
+        differs="32 samples",
+        make=lambda: _of_hub(CONFIGS / "qwen2.5-vl-7b", "16xH100", 32),
     ),
     SuiteJob(
         name="qwen3-vl-30b-a3b",
         source="examples/moe-vlm-64-h100/config.json by `workbench init`, 16 H100",
-        make=lambda: _of_hub(EXAMPLES / "moe-vlm-64-h100", "16xH100"),
+        differs="16 samples",
+        make=lambda: _of_hub(EXAMPLES / "moe-vlm-64-h100", "16xH100", 16),
     ),
     SuiteJob(
         name="varying",

@@ -60,7 +60,8 @@ def init_command(
         typer.Option(
             min=1,
             max=10_000_000,
-            help="samples of a step, over all replicas; default: eight microbatches a replica",
+            help="samples of a step, over all replicas; default: four microbatches for each stage, at least "
+            "eight",
         ),
     ] = None,
     products: Annotated[

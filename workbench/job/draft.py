@@ -31,6 +31,7 @@ from workbench.model.model_graph import TEXT, ModelGraph, Module
 from workbench.model.processor_config import parts_with_processor, read_processor
 from workbench.model.projector import Projector, ProjectorStep
 from workbench.model.trainable import Trainable, num_frozen_mergers
+from workbench.plan.plan import Recompute
 
 USUAL_PER_NODE = 8
 LARGEST_IMAGE_PX = 10_000
@@ -181,6 +182,8 @@ def draft(
         graph, rows.drawn, gpus=machines.gpus, per_node=machines.per_node, memory_bytes=memory_bytes
     )
     layouts: dict[str, Any] = {module: {"tp": each.tp} for module, each in cut.cuts.items() if each.tp > 1}
+    if cut.recompute is not Recompute.NONE:
+        layouts.setdefault(LLM, {})["recompute"] = cut.recompute.value
     if machines.products is not ProductFormat.SAME:
         layouts.setdefault(LLM, {})["products"] = machines.products.value
     step = drafted_batch(wanted, rows, graph, cut, gpus=machines.gpus, memory_bytes=memory_bytes)

@@ -7,7 +7,7 @@ from typing import Any
 
 from workbench.data.sample import Sample
 from workbench.job.batch_schema import BatchSpec
-from workbench.job.drafted_layout import DraftedLayout
+from workbench.job.drafted_layout import LEAST_MICROBATCHES, DraftedLayout
 from workbench.job.drafted_microbatch import FULL_TOKENS, DraftedMicrobatch, drafted_microbatch
 from workbench.job.parts import batch_of
 from workbench.job.sample_sizes import Tiling, num_rows, sized_batch, sized_batches
@@ -17,7 +17,6 @@ from workbench.model.model_graph import ModelGraph
 
 MOST_DRAWN = 1000  # rows whose lengths are looked at
 USUAL_TEXT_TOKENS = 1024  # of a sample
-MICROBATCHES = 8  # least microbatches of a replica in a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +27,8 @@ class WantedBatch:
         text_tokens: text tokens of a sample; None: `USUAL_TEXT_TOKENS`.
         image_px: (height, width) of images, for encoders of any size; None: 448 x 448.
         data: a file or folder of sizes, as `plan --sizes` reads it, that gives the samples.
-        samples: of a step, over all replicas; None: `MICROBATCHES` of each.
+        samples: of a step, over all replicas; None: enough microbatches for each, see
+            `DraftedLayout.num_microbatches`.
     """
 
     text_tokens: int | None = None
@@ -101,7 +101,8 @@ def drafted_batch(
     memory_bytes: int,
 ) -> DraftedBatch:
     """Samples of a step and of a microbatch: by `drafted_microbatch` if the user says samples or their sizes,
-    otherwise one in a microbatch.
+    otherwise one in a microbatch. Data with fewer rows than a step's microbatches gives the step fewer, and
+    at least `LEAST_MICROBATCHES` a replica.
 
     Args:
         rows: see `drafted_rows`.
@@ -111,18 +112,25 @@ def drafted_batch(
         ValueError: too few rows of data, or samples that the replicas do not divide.
     """
     ranks = gpus // cut.replicas
-    fewest = cut.replicas * ranks * -(-MICROBATCHES // ranks)  # equally many for the ranks of a replica
-    num_samples = wanted.samples or fewest
+    of_replica = cut.num_microbatches(gpus)
+    fewest = _equally(LEAST_MICROBATCHES, ranks) * cut.replicas
+    enough = _equally(of_replica, ranks) * cut.replicas
+    if wanted.data is not None:
+        enough = max(fewest, min(enough, rows.num_rows // (cut.replicas * ranks) * cut.replicas * ranks))
+    num_samples = wanted.samples or enough
     if num_samples % cut.replicas:
         raise ValueError(
             f"--samples: want a multiple of the {cut.replicas} replicas that the GPUs have room for, got "
             f"{num_samples}; nearest: {max(1, round(num_samples / cut.replicas)) * cut.replicas}"
         )
-    most, beyond = _most(num_samples // cut.replicas), f"{num_samples} samples a step are too few for {{}}"
+    most, beyond = (
+        _most(num_samples // cut.replicas, of_replica),
+        f"{num_samples} samples a step are too few for {{}}",
+    )
     if wanted.data is not None:
         sized_batch(graph, num_samples, str(wanted.data), tiling=rows.tiling)
         if wanted.samples is None:
-            most, beyond = rows.num_rows // fewest, "the data has no more rows for {}"
+            most, beyond = rows.num_rows // enough, "the data has no more rows for {}"
     microbatch = DraftedMicrobatch(samples=1, rule="")
     if wanted.samples is not None or wanted.data is not None:
         microbatch = drafted_microbatch(
@@ -136,10 +144,15 @@ def drafted_batch(
     return DraftedBatch(entries=sizes | rows.entries, rule=microbatch.rule)
 
 
-def _most(of_replica: int) -> int:
-    """The largest power of two that cuts a replica's samples into `MICROBATCHES` or more; at least 1."""
+def _equally(number: int, ranks: int) -> int:
+    """At least that number, and equally many for the ranks of a replica."""
+    return ranks * -(-number // ranks)
+
+
+def _most(samples: int, microbatches: int) -> int:
+    """The largest power of two that cuts a replica's samples into so many microbatches or more, or 1."""
     power = 1
-    while of_replica % (2 * power) == 0 and of_replica >= MICROBATCHES * 2 * power:
+    while samples % (2 * power) == 0 and samples >= microbatches * 2 * power:
         power *= 2
     return power
 

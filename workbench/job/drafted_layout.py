@@ -1,4 +1,8 @@
-"""The layouts of a drafted job: a tp with which every module's state fits on a few stages."""
+"""The layouts of a drafted job: a tp with which every module's state fits on a few stages.
+
+What fits decides, and no estimate of seconds, which `search` has. A step has enough microbatches for the
+stages (`num_microbatches`), as with few of them ranks wait most of the time.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,9 +11,13 @@ from workbench.data.sample import Sample
 from workbench.job.drafted_activations import PRECISION, WIDE, Activations, long_activations
 from workbench.memory.layer import state_bytes
 from workbench.model.model_graph import ModelGraph, Module
+from workbench.plan.plan import Recompute
 
+LEAST_MICROBATCHES = 8  # of a replica in a step
+PER_STAGE = 4  # microbatches of a replica for each stage
 MOST_STAGES = 8  # of a module, before its layers are divided by tensor parallelism
 STATE_SHARE = 0.6  # of a device's memory; the rest is for activations
+_RECOMPUTE = (Recompute.NONE, Recompute.BLOCKS)  # of the LLM; the first with which one sample fits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,10 +30,15 @@ class ModuleCut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftedLayout:
-    """The cuts of all modules, by name, and the number of replicas."""
+    """The cuts of all modules, by name, and the number of replicas.
+
+    Args:
+        recompute: which layers of the LLM are computed again.
+    """
 
     cuts: Mapping[str, ModuleCut]
     replicas: int
+    recompute: Recompute = Recompute.NONE
 
     @property
     def num_stages(self) -> int:
@@ -36,6 +49,15 @@ class DraftedLayout:
     def num_ranks(self) -> int:
         """Of a replica."""
         return sum(cut.tp * cut.stages for cut in self.cuts.values())
+
+    def num_microbatches(self, gpus: int) -> int:
+        """The least microbatches of a replica in a step: `PER_STAGE` for each stage on all of its ranks.
+
+        Source: Huang et al. 2019, "GPipe", section 2.3: idle time is negligible from four microbatches a
+        stage on.
+        """
+        stages = self.num_stages * (gpus // self.replicas) // self.num_ranks
+        return max(LEAST_MICROBATCHES, PER_STAGE * stages)
 
     def activation_bytes(self, module: str, one: Activations) -> float:
         """Activations that a rank of a module has under 1F1B, of microbatches of which each has these.
@@ -57,8 +79,9 @@ def drafted_layout(
 ) -> DraftedLayout:
     """Layouts whose tp fits every module's state on a few stages, and the number of replicas.
 
-    Stages are added until state and activations of microbatches of one sample fit; where they never do, there
-    are as few as state allows, and `plan` says what is too large.
+    Stages are added until state and activations of microbatches of one sample fit; where they never do, the
+    LLM's blocks are computed again. If not even that fits, there are as few stages as state allows, nothing
+    is computed again, and `plan` says what is too large.
 
     Between half and all of the replicas that the GPUs have room for, the number that leaves the fewest GPUs
     idle, then the largest.
@@ -71,16 +94,18 @@ def drafted_layout(
     """
     room = STATE_SHARE * memory_bytes
     cuts = {module.name: _cut(module, room, per_node) for module in graph.modules}
-    cut = _with_room(graph, DraftedLayout(cuts=cuts, replicas=1), data, gpus, memory_bytes)
+    few = DraftedLayout(cuts=cuts, replicas=1)
+    each = (_with_room(graph, replace(few, recompute=how), data, gpus, memory_bytes) for how in _RECOMPUTE)
+    cut = next((layout for layout in each if layout is not None), few)
     most = max(1, gpus // cut.num_ranks)
     return replace(cut, replicas=min(range(most, (most - 1) // 2, -1), key=lambda count: gpus % count))
 
 
 def _with_room(
     graph: ModelGraph, few: DraftedLayout, data: Sequence[Sample], gpus: int, memory_bytes: int
-) -> DraftedLayout:
-    """Return the layout with as many more stages, each of the fullest module, as one sample needs."""
-    held = long_activations(graph, {name: cut.tp for name, cut in few.cuts.items()}, data, samples=1)
+) -> DraftedLayout | None:
+    """Return the layout with as many more stages as a sample needs, each of the fullest module, or None."""
+    held = activations_of(graph, few, data, samples=1)
     layout = few
 
     def rank_bytes(module: Module) -> float:
@@ -93,8 +118,16 @@ def _with_room(
         more = replace(cut, stages=cut.stages + 1)
         layout = replace(layout, cuts={**layout.cuts, fullest.name: more})
         if more.stages > len(fullest.layers) or layout.num_ranks > gpus:
-            return few
+            return None
     return layout
+
+
+def activations_of(
+    graph: ModelGraph, layout: DraftedLayout, data: Sequence[Sample], samples: int
+) -> dict[str, Activations]:
+    """Return `long_activations` under a layout."""
+    tp = {name: cut.tp for name, cut in layout.cuts.items()}
+    return long_activations(graph, tp, data, samples, {graph.llm.name: layout.recompute})
 
 
 def _cut(module: Module, room_bytes: float, per_node: int) -> ModuleCut:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workbench.data.sample import Sample
-from workbench.job.drafted_activations import long_activations, long_value
-from workbench.job.drafted_layout import STATE_SHARE, DraftedLayout
+from workbench.job.drafted_activations import long_value
+from workbench.job.drafted_layout import STATE_SHARE, DraftedLayout, activations_of
 from workbench.model.model_graph import ModelGraph
 from workbench.units import gib
 
@@ -73,6 +73,5 @@ def _nearest_power(ratio: float) -> int:
 
 def _long_bytes(graph: ModelGraph, layout: DraftedLayout, data: Sequence[Sample], samples: int) -> float:
     """Activations of the fullest rank under 1F1B, in bytes, of long microbatches."""
-    tp = {name: cut.tp for name, cut in layout.cuts.items()}
-    held = long_activations(graph, tp, data, samples)
+    held = activations_of(graph, layout, data, samples)
     return max(layout.activation_bytes(name, each) for name, each in held.items())

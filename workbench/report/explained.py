@@ -15,6 +15,7 @@ from workbench.report.records import simulated_record
 from workbench.report.tables import listed, mebibytes, milliseconds, percent, titled
 
 LEAST = 5e-5  # fraction of a step, below which nothing is shown
+LEAST_SAVED = 0.01  # fraction of the peak that a change without effect on the step must save to be shown
 MOST_SHOWN = 12  # rows of a table of causes
 _OF_LAYERS = {  # where each layer is gathered for itself, there is no pipeline
     IdleCause.FILL: "waits before the first pass",
@@ -68,13 +69,23 @@ def changes_tables(changes: Changes, most: int) -> tuple[Table | str, ...]:
     """The changes that help most, those that would if they fitted, and a summary of the others."""
     nearest = "no tried change makes the step shorter; the closest are"
     title = "changes that help most" if changes.helping else nearest
-    best = (changes.helping or changes.slower)[:most]
+    best = (changes.helping or _differing(changes.slower, changes.base))[:most]
     parts: list[Table | str] = [_changes_table(title, best, changes.base)] if best else []
     faster = [tried for tried, judged in _judged(changes.misfits) if judged.step_s < changes.base.step_s]
     if faster:
         parts.append(_changes_table("shorter, but do not fit in memory", faster[:most], changes.base))
     parts.append(_tried_text(changes))
     return tuple(parts)
+
+
+def _differing(tried: Sequence[Tried], base: Judged) -> list[Tried]:
+    """Changes without those after which step and memory are as before, or which save next to no memory."""
+
+    def differs(judged: Judged) -> bool:
+        is_slower = abs(judged.step_s / base.step_s - 1) >= LEAST
+        return is_slower or judged.peak_bytes < (1 - LEAST_SAVED) * base.peak_bytes
+
+    return [each for each, judged in _judged(tried) if differs(judged)]
 
 
 def _judged(tried: Sequence[Tried]) -> list[tuple[Tried, Judged]]:
