@@ -19,6 +19,7 @@ from workbench.job.job import Job, job_from_spec
 from workbench.job.job_file import parse_spec
 from workbench.plan.plan import Recompute
 
+ROOT = Path(__file__).parents[1]
 LLAMA_7B: Mapping[str, Any] = {
     "model_type": "llama",
     "hidden_size": 4096,
@@ -119,6 +120,18 @@ def test_a_layout_that_cuts_layers_says_whom_it_keeps_out(tmp_path: Path) -> Non
     assert layout.tp > 1
     assert f"# llm: its layout has tp {layout.tp}; fsdp and hsdp plan it with tp 1 or no layout" in text
     assert "fsdp" not in drafted(tmp_path, LLAMA_7B, "64xH100")[1]
+
+
+def test_experts_are_on_more_stages_before_they_are_cut() -> None:
+    """30.5 billion weights of 18 bytes are 550 GB: twelve stages of 48 GB, and one for the tower, of 64 GPUs.
+
+    The layouts are left to searches, which choose how experts are distributed.
+    """
+    config = str(ROOT / "examples" / "moe-vlm-64-h100" / "config.json")
+    made = draft(config, machines_of("64xH100", None), train=Train.LLM)
+    job = job_from_spec(parse_spec(made.text, where="draft"), folder=ROOT)
+    assert (job.layouts, job.replicas) == ((), 4)
+    assert len(job.batch) == 4 * 4 * 16
 
 
 def test_a_draft_fixes_no_degree_that_it_does_not_need(tmp_path: Path) -> None:

@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from workbench.data.sample import Sample
 from workbench.job.drafted_activations import PRECISION, WIDE, Activations, long_activations
 from workbench.memory.layer import state_bytes
+from workbench.model.experts import num_experts
 from workbench.model.model_graph import ModelGraph, Module
 from workbench.plan.plan import Recompute
 
 LEAST_MICROBATCHES = 8  # of a replica in a step
 PER_STAGE = 4  # microbatches of a replica for each stage
-MOST_STAGES = 8  # of a module, before its layers are divided by tensor parallelism
+MOST_STAGES = 8  # of a module without experts, before its layers are divided by tensor parallelism
 STATE_SHARE = 0.6  # of a device's memory; the rest is for activations
 _RECOMPUTE = (Recompute.NONE, Recompute.BLOCKS)  # of the LLM; the first with which one sample fits
 
@@ -131,9 +132,15 @@ def activations_of(
 
 
 def _cut(module: Module, room_bytes: float, per_node: int) -> ModuleCut:
+    """The tp and the stages of a module's state.
+
+    Experts get tensor parallelism only where a stage for every layer is not enough: a layout with tp fixes
+    ep, too, and searches that may choose it find much faster plans.
+    """
     state = _state_bytes(module)
+    most = len(module.layers) if any(map(num_experts, module.layers)) else MOST_STAGES
     tp = 1
-    while state / room_bytes > tp * MOST_STAGES and tp < per_node and _divides(2 * tp, module):
+    while state / room_bytes > tp * most and tp < per_node and _divides(2 * tp, module):
         tp *= 2
     stages = min(len(module.layers), max(1, -(-state // int(room_bytes * tp))))
     return ModuleCut(tp=tp, stages=stages)
