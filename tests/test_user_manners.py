@@ -71,7 +71,7 @@ def test_a_plan_copied_without_its_profile_does_not_take_another_file_of_that_na
 ) -> None:
     """Nor is it told to name a device."""
     told("plan", folder / "tiny.yaml", "--profile", folder / "elastic-cpu.json", "-o", folder / "plan.json")
-    assert planned_with(folder / "plan.json") == "elastic-cpu.json"
+    assert planned_with(folder / "plan.json") == ("elastic-cpu.json",)
     copied = folder / "elsewhere" / "plan.json"
     copied.parent.mkdir()
     shutil.copy(folder / "plan.json", copied)

@@ -37,7 +37,7 @@ from runtime.kernels.bitfield_attention.attention import (
 )
 from runtime.kernels.bitfield_attention.combine import combine_softmax, combine_sum
 from runtime.kernels.bitfield_attention.mask import KernelMask, TokenFields, kernel_mask
-from runtime.kernels.bitfield_attention.plan import BLOCK, make_plan
+from runtime.kernels.bitfield_attention.plan import BLOCK, launched_plan
 from runtime.kernels.bitfield_attention.tasks import Tasks
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -204,7 +204,7 @@ def fields_of(mask: Mask) -> TokenFields:
 
 def launch_all(mask: KernelMask, head_dim: int) -> None:
     """Launch plan, forward and both backwards through their launchers."""
-    plan = make_plan(mask)
+    plan = launched_plan(mask, BLOCK, BLOCK)
 
     def tensor(heads: int) -> torch.Tensor:
         return torch.zeros(1, mask.num_queries, heads, head_dim, dtype=torch.bfloat16).transpose(1, 2)

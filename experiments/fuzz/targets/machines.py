@@ -151,7 +151,7 @@ TARGETS = (
         make=_nodes,
         readers=(
             "workbench.elastic.availability:parse_trace",
-            "workbench.cli.resilience:_availability",
+            "workbench.cli.resilience:availability",
             "workbench.cli.searching:criterion_of",
             "workbench.search.objectives.options:_trace_of",
             "runtime.elastic.local_nodes:parsed_trace",

@@ -92,6 +92,11 @@ def make_plan(mask: KernelMask, *, block_q: int = BLOCK, block_k: int = BLOCK) -
     _check_block("block_q", block_q)
     _check_block("block_k", block_k)
     check_device(mask.device)
+    return launched_plan(mask, block_q, block_k)
+
+
+def launched_plan(mask: KernelMask, block_q: int, block_k: int) -> KernelPlan:
+    """`make_plan` without its checks: for a driver that compiles and launches nothing, on any device."""
     kinds_RC = classify(mask, block_q, block_k)
     return KernelPlan(
         num_queries=mask.num_queries,
