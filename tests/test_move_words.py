@@ -82,7 +82,7 @@ def test_other_moves():
         ("tokens", "as in cornstarch"),
         ("grouping", "samples 3 and 5 change places"),
         ("grouping", "sample 3 to microbatch 2 of replica 0"),
-        ("grouping", "sample 3 of the llm alone to microbatch 2 of replica 0"),
+        ("grouping", "sample 3 of the LLM alone to microbatch 2 of replica 0"),
         ("grouping", "microbatch 1 of replica 0 at 3"),
         ("order", "llm: a layer from its stage 0 to its stage 1"),
     ]

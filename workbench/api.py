@@ -183,11 +183,13 @@ def _check_kind(function: str, value: object, kind: type, maker: str) -> None:
         )
 
 
+_TUPLES = ("stages", "microbatches", "programs")
+
+
 def _check_plan(function: str, plan: Plan) -> None:
     """TypeError for what is no plan, and for one that was changed to hold lists, which no cache can key."""
     _check_kind(function, plan, Plan, "plan")
-    parts: list[tuple[str, object]] = [("stages", plan.stages), ("microbatches", plan.microbatches)]
-    parts += [("programs", plan.programs)]
+    parts: list[tuple[str, object]] = [(name, getattr(plan, name)) for name in _TUPLES]
     parts += [(f"actions of the program of ranks {each.ranks}", each.actions) for each in plan.programs]
     for what, value in parts:
         if not isinstance(value, tuple):

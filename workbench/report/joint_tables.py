@@ -235,7 +235,7 @@ def _shift(move: Record) -> str:
 
 
 def _move_sample(move: Record) -> str:
-    modules = "of the llm alone " if move["deferred"] else ""
+    modules = "of the LLM alone " if move["deferred"] else ""
     return f"sample {move['sample']} {modules}to microbatch {move['index']} of replica {move['replica']}"
 
 
