@@ -104,7 +104,7 @@ def test_there_are_stages_for_one_sample_beside_the_state(tmp_path: Path, tokens
 def test_what_does_not_fit_on_all_gpus_is_recomputed(tmp_path: Path) -> None:
     """Of 7,000 tokens 31.6 GB are kept (see above) beside 15.2 GB of state on eight of eight GPUs of 40 GB.
 
-    A recomputed block keeps its input alone, a tenth of that.
+    A recomputed block keeps its input alone, a sixteenth of that.
     """
     job, _ = drafted(tmp_path, LLAMA_7B, "8xA100-40GB", text_tokens=7000)
     assert job.settings.of("llm").recompute is Recompute.BLOCKS
