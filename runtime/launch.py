@@ -37,6 +37,7 @@ from runtime.world.last_words import FIRST_SPEAKS_S, SAME_ARGUMENTS_S, first_spe
 from runtime.world.local_world import join_launched
 from runtime.world.neighbours import Neighbours, owners_of_all
 from runtime.world.pool import Place, Pool
+from workbench.float_sum import float_sum
 from workbench.job.job import load_job
 from workbench.job.machines import cost_of
 from workbench.job.run_options import RunOptions, add_arguments
@@ -183,7 +184,7 @@ class StepLosses:
         done = len(self._parts[process])
         if min(map(len, self._parts)) == done:
             self._progress(
-                self._num_taken + done, self._num_steps, sum(parts[done - 1] for parts in self._parts)
+                self._num_taken + done, self._num_steps, float_sum(parts[done - 1] for parts in self._parts)
             )
 
 
@@ -223,7 +224,9 @@ def result_of(
             assemble(step, plan_hash(step.plan), notes, details=(*details, *details_of(notes)))
             for step, notes in zip(plans, by_step, strict=True)
         ),
-        losses=tuple(sum(losses) for losses in zip(*(report.losses for report in reports), strict=True)),
+        losses=tuple(
+            float_sum(losses) for losses in zip(*(report.losses for report in reports), strict=True)
+        ),
         states=tuple(report.state for report in reports if report.state is not None),
         plans=first.plans,
         plannings=first.plannings,

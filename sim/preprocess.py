@@ -9,6 +9,7 @@ from simpy.events import Event
 from simpy.resources.store import Store
 
 from sim.cores import SharedCores
+from workbench.float_sum import float_sum
 
 Flow = Generator[Event, object, None]
 
@@ -94,7 +95,7 @@ def colocated_stalls_s(
     check_seconds(decode_s)
     if cores < 1 or not 0 < worker_share <= 1:
         raise ValueError(f"want >= 1 core and a share in (0, 1], got {cores} and {worker_share}")
-    return tuple(max((sum(batch) / cores, *batch)) / worker_share for batch in decode_s)
+    return tuple(max((float_sum(batch) / cores, *batch)) / worker_share for batch in decode_s)
 
 
 class _Stream:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 
+from workbench.float_sum import float_sum
 from workbench.schedule.action import MEANING, Action, Activity, Pass
 from workbench.trace import Lane, Span, Trace
 
@@ -36,9 +37,9 @@ def step_metrics(trace: Trace) -> StepMetrics:
     exposed = exposed_communication_s(trace).values()
     return StepMetrics(
         iteration_s=trace.iteration_s,
-        bubble_fraction=sum(bubbles) / len(bubbles),
+        bubble_fraction=float_sum(bubbles) / len(bubbles),
         imbalance=imbalance(trace),
-        exposed_communication_s=sum(exposed) / len(exposed),
+        exposed_communication_s=float_sum(exposed) / len(exposed),
         peak_bytes=max(peak_bytes(trace).values(), default=None),
     )
 
@@ -59,7 +60,7 @@ def bubble_fraction(trace: Trace) -> dict[int, float]:
 def imbalance(trace: Trace) -> float:
     """Compute time of the busiest rank over the mean of all ranks; 1 when no rank computes."""
     busy = busy_s(trace).values()
-    total_s = sum(busy)
+    total_s = float_sum(busy)
     return max(busy) * len(busy) / total_s if total_s else 1.0
 
 

@@ -18,6 +18,7 @@ from functools import partial
 from experiments.harness.command import Found, bench, print_rows, timed
 from workbench.balance.microbatches.assignment import MicrobatchAssignment, hierarchical_assignment
 from workbench.balance.microbatches.bottleneck_match import Matching, bottleneck_match, even_match
+from workbench.float_sum import float_sum
 
 SIZES = (512, 2048, 8192)
 REPEATS = {512: 40, 2048: 20, 8192: 7}
@@ -89,7 +90,7 @@ def assign(
 
 
 def _loads(microbatches: Sequence[Sequence[int]], work_s: Sequence[float]) -> list[float]:
-    return [sum(work_s[sample] for sample in members) for members in microbatches]
+    return [float_sum(work_s[sample] for sample in members) for members in microbatches]
 
 
 def _residual(microbatches: Sequence[Sequence[int]], work_s: Sequence[float]) -> float:

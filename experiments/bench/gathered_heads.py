@@ -27,6 +27,7 @@ from workbench.arrays import Floats
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
+from workbench.float_sum import float_sum
 from workbench.model.layer import Attention
 from workbench.plan.gathered_heads import QUERY_BLOCK, heads_per_gather
 
@@ -74,7 +75,7 @@ def seconds(shape: Shape, cost: CostModel) -> dict[int, float]:
             ([queries[:, None]] * shape.cp, gpu, Wires(gather_s=wires.gather_s)),
             ([keys] * shape.cp, backward_gpu(cost, operator, gpu), wires),
         )
-        seconds_by_heads[count] = sum(
+        seconds_by_heads[count] = float_sum(
             simulate_attention(rows, launches, units, collectives, Kernel()).makespan_s
             for rows, units, collectives in passes
         )

@@ -9,6 +9,7 @@ from itertools import product
 from experiments.bench.kernel_cells import Contender as Who
 from experiments.bench.kernel_rows import BITS, PLAN, KernelRow
 from experiments.harness.command import reaches
+from workbench.float_sum import float_sum
 
 MULTIMODAL = ("EP", "EE", "MP")
 BAR_TOKENS = (16384, 65536)  # tokens
@@ -157,7 +158,7 @@ class _Table:
         passes = ("forward", "backward") if what == "both" else (what,)
         rows = [self.by.get((*cell, who.name, direction)) for direction in passes]
         times = [row.seconds for row in rows if row is not None and row.seconds is not None]
-        return sum(times) if len(times) == len(passes) else None
+        return float_sum(times) if len(times) == len(passes) else None
 
     def ours(self, kind: str, masks: tuple[str, ...]) -> list[KernelRow]:
         """Our forward times on cells of a kind."""

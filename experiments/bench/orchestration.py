@@ -21,6 +21,7 @@ from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.cost.roofline import RowWork, Work
+from workbench.float_sum import float_sum
 from workbench.model.frozen import Needs
 from workbench.model.model_graph import Module
 from workbench.model.zoo import from_shape
@@ -63,7 +64,7 @@ def _unit(cost: CostModel, module: Module, work: Work, tps: tuple[int, ...]) -> 
         num_layers=len(module.layers),
         weight_bytes=4.0 * num_parameters,
         optimizer_bytes=12.0 * num_parameters,
-        activation_bytes=34.0 * tokens * sum(layer.out_width for layer in module.layers) / 8,
+        activation_bytes=34.0 * tokens * float_sum(layer.out_width for layer in module.layers) / 8,
     )
 
 
@@ -73,7 +74,7 @@ def _sample_s(cost: CostModel, module: Module, work: Work, tp: int) -> float:
         cost.layer_time(layer, work, tp=tp, cp=1, precision=Precision.BFLOAT16, link=NVLINK)
         for layer in module.layers
     ]
-    return sum(time.forward_s + time.backward_s(everything) for time in times)
+    return float_sum(time.forward_s + time.backward_s(everything) for time in times)
 
 
 def task_of(of_model: tuple[Unit, ...], num_gpus: int, batch: int) -> Task:

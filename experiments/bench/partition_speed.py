@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 
 from experiments.harness.command import Found, bench, fastest_s, print_rows
 from workbench.balance.stages.partition import Cuts, bottleneck_s, partition, partition_as_printed
+from workbench.float_sum import float_sum
 
 SIZES = ((32, 4), (64, 8), (128, 16), (256, 24), (512, 32))
 REPEATS = 3
@@ -49,7 +50,7 @@ def measure(num_layers: int, num_stages: int, seed: int = 0) -> PartitionRow:
 
 
 def _slowest(cost_s: Sequence[float], cuts: Cuts) -> float:
-    return max(sum(cost_s[first:end]) for first, end in cuts)
+    return max(float_sum(cost_s[first:end]) for first, end in cuts)
 
 
 @bench()

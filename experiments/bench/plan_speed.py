@@ -20,6 +20,7 @@ from experiments.bench.speed_cases import CASES, PROFILE, Case, plan_of
 from sim.step.sweep import Sweep
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, load_profile
+from workbench.float_sum import float_sum
 from workbench.memory.account import check_memory, memory_table
 from workbench.memory.layer import layer_bytes
 from workbench.plan.codec import plan_hash
@@ -55,7 +56,7 @@ def plan_rate(case: Case, profile: Profile, num_plans: int) -> PlanRate:
     """Time plans 1..n of a case; plan 0 goes first, untimed, to compile the sweep's loop."""
     _seconds(case, 0, profile)
     measurements = [_seconds(case, number, profile) for number in range(1, num_plans + 1)]
-    totals = {step: sum(seconds[step] for seconds in measurements) for step in STEPS}
+    totals = {step: float_sum(seconds[step] for seconds in measurements) for step in STEPS}
     return PlanRate(
         name=case.name,
         num_plans=num_plans,

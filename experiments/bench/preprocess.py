@@ -47,6 +47,7 @@ from runtime.preprocess.loader import (
 from runtime.preprocess.order import OrderSettings
 from runtime.preprocess.producer import keep_freed_memory
 from sim.preprocess import CpuNode, Preprocessing, colocated_stalls_s, disaggregated_stalls_s
+from workbench.float_sum import float_sum
 from workbench.units import ms
 
 OUT = RESULTS / "bench_preprocess.json"
@@ -103,7 +104,7 @@ def predicted(cell: Cell, folder: Path, core: int) -> Predicted:
     decoded = [decode_s(folder / record.of(IMAGE)[0]) for record in read_records(folder)]
     produced = produce_s(folder, RULE, batch_size=num, window=WINDOW, core=core)
     decode_of_batch_s, produce_of_batch_s = (
-        sum(seconds) / BATCHES_OF_FOLDER for seconds in (decoded, produced)
+        float_sum(seconds) / BATCHES_OF_FOLDER for seconds in (decoded, produced)
     )
     step_s = cell.step_over_decode * decode_of_batch_s
     setup = Preprocessing(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from workbench.elastic.chain import LayerChain
 from workbench.elastic.exact_mapping import exact_templates
 from workbench.elastic.template import PLANNED_PER_STAGE
+from workbench.float_sum import float_sum
 
 Cut = tuple[int, int, int]  # first layer, end, GPUs
 
@@ -45,7 +46,7 @@ def planned_s(chain: LayerChain, cuts: tuple[Cut, ...]) -> float:
     times = [chain.stage_s(*cut) for cut in cuts]
     slowest = max(k for k, time in enumerate(times) if time == max(times))
     steady = PLANNED_PER_STAGE * len(times) - len(times) + slowest - 1
-    return sum(times) + steady * times[slowest] + sum(times[slowest:])
+    return float_sum(times) + steady * times[slowest] + float_sum(times[slowest:])
 
 
 def least_planned_s(chain: LayerChain, gpus_per_node: int, num_nodes: int) -> float | None:

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from experiments.harness.command import Found, bench, want_at_least
+from workbench.float_sum import float_sum
 
 ROOT = Path(__file__).parents[2]
 REPEATS = 7
@@ -49,7 +50,7 @@ def seconds_of(script: Sequence[str], bytecode: Path) -> tuple[float, float]:
 
 def _used_s() -> float:
     """Core seconds of all reaped child processes."""
-    return sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+    return float_sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
 
 
 def measure(repeats: int) -> dict[str, float]:

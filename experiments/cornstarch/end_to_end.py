@@ -19,6 +19,7 @@ from experiments.harness.outcome import Evidence, PaperNumber
 from experiments.harness.printed import PrintedRow, claim_value, printed_rows
 from sim.step.engine import simulate
 from workbench.cost.model import CostModel
+from workbench.float_sum import float_sum
 from workbench.memory.account import memory_table, peak_bytes
 from workbench.plan.codec import plan_hash
 from workbench.plan.lower import lower
@@ -141,8 +142,8 @@ def _stage_times(lowered: Lowered, prices: Price) -> tuple[tuple[float, float], 
     seconds_of: dict[tuple[int, ...], tuple[float, float]] = {}
     for program in lowered.plan.programs:
         first = [action for action in program.actions if action.microbatch == 0]
-        forward_s = sum(_forward_s(action, prices) for action in first)
-        seconds_of[program.ranks] = forward_s, sum(prices.duration_s(action) for action in first)
+        forward_s = float_sum(_forward_s(action, prices) for action in first)
+        seconds_of[program.ranks] = forward_s, float_sum(prices.duration_s(action) for action in first)
     return tuple(seconds_of.values())
 
 

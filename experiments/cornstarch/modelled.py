@@ -9,6 +9,7 @@ from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.cost.roofline import RowWork, Work
 from workbench.data.corpus import ItemTokens
+from workbench.float_sum import float_sum
 from workbench.model.frozen import gradient_needs
 from workbench.model.model_graph import TEXT, ModelGraph, Module
 from workbench.plan.plan import Recompute
@@ -97,4 +98,6 @@ def module_tp(module: Module, tp: int) -> int:
 def total(times: Iterable[StageTimes]) -> StageTimes:
     """The total time of consecutive layers."""
     listed = list(times)
-    return StageTimes(sum(time.forward_s for time in listed), sum(time.backward_s for time in listed))
+    return StageTimes(
+        float_sum(time.forward_s for time in listed), float_sum(time.backward_s for time in listed)
+    )

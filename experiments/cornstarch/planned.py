@@ -11,6 +11,7 @@ from workbench.balance.stages.partition import partition
 from workbench.cost.hardware import Cluster, Node, uniform
 from workbench.cost.model import CostModel
 from workbench.data.corpus import fixed_samples
+from workbench.float_sum import float_sum
 from workbench.job.job import Job
 from workbench.job.module_layout import ModuleLayout
 from workbench.model.model_graph import ModelGraph
@@ -125,7 +126,7 @@ def _stage_costs(times: Sequence[StageTimes], count: int, awareness: Awareness) 
     costs = [time.total_s if awareness is Awareness.AWARE else time.forward_s for time in times]
     if count > len(costs):
         return [float("inf")] * count
-    return [sum(costs[first:end]) for first, end in partition(costs, count)]
+    return [float_sum(costs[first:end]) for first, end in partition(costs, count)]
 
 
 def testbed(num_ranks: int, cost: CostModel) -> Cluster:

@@ -36,6 +36,7 @@ from experiments.harness.printed import claim_value, printed_rows
 from experiments.harness.script import script
 from workbench.cost.kernel_times import ELEMENT_BYTES
 from workbench.cost.model import CostModel
+from workbench.float_sum import float_sum
 from workbench.job.job import Job
 from workbench.job.module_layout import ModuleLayout
 from workbench.model.model_graph import TEXT, ModelGraph
@@ -254,7 +255,7 @@ def fsdp_bound() -> Bound:
     most = []
     for row in (row for row in table_rows() if row.aware):
         slowest_s = max(row.encoder.total_s, row.llm.total_s)
-        weights = sum(sizes[key] for key in zip(("vision", "audio", "llm"), row.model, strict=True))
+        weights = float_sum(sizes[key] for key in zip(("vision", "audio", "llm"), row.model, strict=True))
         gathers_s = rounds * 2 * ELEMENT_BYTES[PRECISION] * weights / port_bytes_per_s
         most.append((NUM_MICROBATCHES * slowest_s + gathers_s) / row.result)
     return Bound(

@@ -28,6 +28,7 @@ from experiments.harness.table import Cell, Table, Values
 from workbench.balance.tokens.policies import longest_first
 from workbench.cost.model import LayerTime
 from workbench.cost.roofline import RowWork, Work
+from workbench.float_sum import float_sum
 from workbench.masks.tiles import row_work
 from workbench.model.frozen import Needs
 from workbench.model.layer import Attention, LayerKind
@@ -60,8 +61,8 @@ def layer_times(bed: Testbed, num_tokens: int, attention_s: float) -> list[Layer
 def iteration_s(bed: Testbed, num_tokens: int, attention_s: float) -> dict[str, float]:
     """Seconds of one forward and backward, by what is plausible."""
     times = layer_times(bed, num_tokens, attention_s)
-    forward_s = sum(time.forward_s for time in times)
-    backward_s = sum(time.backward_s(TRAINED) for time in times)
+    forward_s = float_sum(time.forward_s for time in times)
+    backward_s = float_sum(time.backward_s(TRAINED) for time in times)
     return {
         "one sequence, nothing recomputed": forward_s + backward_s,
         "one sequence, recomputed": 2 * forward_s + backward_s,

@@ -25,6 +25,7 @@ from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.overlap import Machine, added_kernels, exposed_s, pairs_of
 from workbench.cost.roofline import Gemm, Grid, RowWork, Work
+from workbench.float_sum import float_sum
 from workbench.model.layer import Layer
 from workbench.model.module_layers import block_layers
 from workbench.model.transformer import Block, Heads, Mlp, Norm
@@ -120,7 +121,7 @@ class Bench:
         )
         pairs = pairs_of(block(llm), WORK, Grid(tp), BYTES, setting.cut)
         all_pairs = (*pairs.forward, *(pair for _, pair in pairs.backward))
-        saved_s = sum(
+        saved_s = float_sum(
             machine.collective_s(pair.kind, pair.num_bytes) - exposed_s(pair, pieces, machine)
             for pair in all_pairs
         )
@@ -139,7 +140,7 @@ class Bench:
         """Remaps' share of an iteration, nominally."""
         pairs = pairs_of(block(llm), WORK, Grid(tp), BYTES, NOMINAL.cut)
         all_pairs = (*pairs.forward, *(pair for _, pair in pairs.backward))
-        remap_s = sum(self._cost.moved_s(2 * BYTES * pair.remapped_elements) for pair in all_pairs)
+        remap_s = float_sum(self._cost.moved_s(2 * BYTES * pair.remapped_elements) for pair in all_pairs)
         run = run_of(NOMINAL.cut, NOMINAL.num_pieces)
         return remap_s / self.iteration_s(llm, tp, NOMINAL.link, run)
 

@@ -14,6 +14,7 @@ from experiments.harness.outcome import Evidence
 from experiments.harness.printed_pipeline import StageTimes, passes_s, pipeline_plan
 from experiments.harness.script import script
 from sim.step.engine import simulate
+from workbench.float_sum import float_sum
 from workbench.model.model_graph import ModelGraph
 from workbench.plan.lower import lower
 from workbench.schedule.action import Pass
@@ -36,14 +37,14 @@ def idle_fractions(model: ModelGraph, stages: tuple[StageTimes, StageTimes, Stag
     end_s = max(span.end_s for span in passes if span.rank == 0 and span.action.kind is Pass.F)
     fractions: dict[str, list[float]] = {}
     for rank in range(last_rank + 1):
-        busy_s = sum(
+        busy_s = float_sum(
             max(0.0, min(span.end_s, end_s) - max(span.start_s, start_s))
             for span in passes
             if span.rank == rank
         )
         module = plan.stages_on[rank][0].module
         fractions.setdefault(module, []).append(1 - busy_s / (end_s - start_s))
-    return {module: sum(shares) / len(shares) for module, shares in fractions.items()}
+    return {module: float_sum(shares) / len(shares) for module, shares in fractions.items()}
 
 
 @script(profile=PROFILE)

@@ -16,6 +16,7 @@ from experiments.harness.printed import claim_value
 from experiments.harness.script import script
 from workbench.balance.microbatches.reorder import reorder_samples
 from workbench.balance.orchestration.task import Degrees
+from workbench.float_sum import float_sum
 
 COVERED = {
     "figures13_14": ("dt_mfu", "dt_tput_gain", "dt_mfu_gain"),
@@ -55,7 +56,7 @@ def figure_11() -> tuple[int, ...]:
 
 def _slowest(order: tuple[int, ...]) -> float:
     half = len(order) // 2
-    return max(sum(FIGURE_11[s - 1] for s in part) for part in (order[:half], order[half:]))
+    return max(float_sum(FIGURE_11[s - 1] for s in part) for part in (order[:half], order[half:]))
 
 
 def _sizes(evidence: Evidence) -> None:
@@ -113,7 +114,7 @@ def run() -> Evidence:
     bound = claim_value("dt_greedy_num") / claim_value("dt_greedy_den")
     evidence.claim(
         "greedy reordering stays below the printed 4/3 of the optimum for two groups of Figure 11",
-        _slowest(figure_11()) <= bound * sum(FIGURE_11) / 2,
+        _slowest(figure_11()) <= bound * float_sum(FIGURE_11) / 2,
     )
     evidence.claim(
         "the last p - 1 of Figure 12's intervals begin at interval 4",

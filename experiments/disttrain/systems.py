@@ -23,6 +23,7 @@ from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile, load_profile
 from workbench.cost.roofline import RowWork, Work, layer_flop
+from workbench.float_sum import float_sum
 from workbench.model.diffusion import STABLE_DIFFUSION_2_1, behind_projector, unet_layers
 from workbench.model.frozen import Needs
 from workbench.model.model_graph import GENERATED, ModelGraph, Module, connect
@@ -182,8 +183,8 @@ class _Part:
             for layer in self.module.layers
         ]
         return StageTimes(
-            num_calls * sum(time.forward_s for time in times),
-            num_calls * sum(time.backward_s(self.needs) for time in times),
+            num_calls * float_sum(time.forward_s for time in times),
+            num_calls * float_sum(time.backward_s(self.needs) for time in times),
         )
 
     @property
@@ -284,7 +285,7 @@ class Systems:
         rounds = ceil(batch / (dp * MICROBATCH))
         iteration_s = first + llm_pp * middle + last + (rounds - 1) * max(first, middle, last)
         iteration_s += _reduction_s(llm, NODE_GPUS * llm_pp, dp)
-        iteration_s += sum(_reduction_s(part, 1, dp * NODE_GPUS) for part in (encoder, generator))
+        iteration_s += float_sum(_reduction_s(part, 1, dp * NODE_GPUS) for part in (encoder, generator))
         return self._result_of(num_gpus, iteration_s, batch)
 
     def monolithic_stages(self, llm_pp: int) -> tuple[StageTimes, StageTimes, StageTimes]:

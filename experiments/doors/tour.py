@@ -11,6 +11,8 @@ import tempfile
 from pathlib import Path
 from time import perf_counter
 
+from workbench.float_sum import float_sum
+
 CONFIG = Path(__file__).parents[2] / "examples" / "llava-1.5-7b" / "config.json"
 LINES = (
     ("init", str(CONFIG), "--gpus", "16xH100", "-o", "llava.yaml"),
@@ -30,7 +32,9 @@ def keys() -> dict[str, object]:
     """
     with tempfile.TemporaryDirectory() as folder:
         seconds = {line[0]: _timed(line, Path(folder)) for line in LINES}
-    wall_s, cpu_s = (sum(index_seconds[index] for index_seconds in seconds.values()) for index in (0, 1))
+    wall_s, cpu_s = (
+        float_sum(index_seconds[index] for index_seconds in seconds.values()) for index in (0, 1)
+    )
     return {
         "tour": {
             "seconds": {command: wall for command, (wall, _) in seconds.items()},

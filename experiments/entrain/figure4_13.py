@@ -14,6 +14,7 @@ from experiments.entrain.workload import TP
 from experiments.harness.figure import Box, timelines
 from experiments.harness.outcome import Evidence
 from experiments.harness.script import script
+from workbench.float_sum import float_sum
 from workbench.metrics import peak_bytes
 from workbench.schedule.action import COMPUTE, Pass
 from workbench.trace import Lane
@@ -45,7 +46,9 @@ def idle_fractions(all_boxes: list[Box]) -> list[float]:
     """Idle fraction of every block until the last pass ends."""
     last_s = max(box.end for box in all_boxes)
     rows = sorted({box.row for box in all_boxes})
-    return [1 - sum(box.end - box.start for box in all_boxes if box.row == row) / last_s for row in rows]
+    return [
+        1 - float_sum(box.end - box.start for box in all_boxes if box.row == row) / last_s for row in rows
+    ]
 
 
 @script(profile="A40")

@@ -19,6 +19,7 @@ from experiments.entrain.workload import CORPUS_OF, PANELS, work_pool
 from experiments.harness.figure import BLACK, SKY, Bars, Grid, Series, wrapped
 from experiments.harness.outcome import Bound, Evidence, PaperNumber
 from experiments.harness.script import Parts, script
+from workbench.float_sum import float_sum
 
 BATCHES = 5
 RATIO_ROUNDING = 0.005  # ratios are printed with two decimals
@@ -59,7 +60,7 @@ def panel_evidence(dataset: str, llm: str, seconds_of: Mapping[Split, float]) ->
 def _why_not_best(dataset: str, llm: str, chosen: Split, best: Split) -> str:
     """The mean ratio beside that of the batches that are timed, and what both splits make of the latter."""
     work = work_pool(dataset, llm)
-    mean = sum(work.encoder_s) / (sum(work.encoder_s) + sum(work.llm_s))
+    mean = float_sum(work.encoder_s) / (float_sum(work.encoder_s) + float_sum(work.llm_s))
     share = statistics.fmean(encoder_share(batch(dataset, llm, seed)) for seed in range(1, BATCHES + 1))
     over = [f"{excess(share, (a, b)):.0%} in {a} + {b}" for a, b in (chosen, best)]
     return (

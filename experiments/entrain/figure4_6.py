@@ -25,6 +25,7 @@ from experiments.entrain.workload import CORPUS_OF, batch_of
 from experiments.harness.figure import Grid, Spreads
 from experiments.harness.outcome import Evidence
 from experiments.harness.script import Parts, script
+from workbench.float_sum import float_sum
 
 LLM = "Llama3-1b"
 STAGES, MICROBATCHES, BATCHES = 4, 16, 100
@@ -42,13 +43,13 @@ def drawn(dataset: str, seed: int) -> Replica:
 
 def busy_s(replica: Replica) -> float:
     """Seconds of all passes on all stages, one call a microbatch and stage."""
-    return sum(_module_s(replica, work) for work in (replica.encoder_work(), replica.llm_work()))
+    return float_sum(_module_s(replica, work) for work in (replica.encoder_work(), replica.llm_work()))
 
 
 def _module_s(replica: Replica, work: StageWork) -> float:
     chunks = replica.chunks(range(len(replica.samples)))
     passes = (Which.FORWARD, Which.BACKWARD)
-    return sum(float(work.microbatches_s(which, chunks).sum()) for which in passes)
+    return float_sum(float(work.microbatches_s(which, chunks).sum()) for which in passes)
 
 
 def ideal_idle(method: str, replica: Replica) -> float:

@@ -22,6 +22,7 @@ from experiments.entrain.stage_work import (
 from experiments.entrain.workload import MEMORY_BYTES, TP, job_of
 from workbench.balance.microbatches.assignment import MicrobatchAssignment
 from workbench.data.sample import Sample, Segment
+from workbench.float_sum import float_sum
 from workbench.memory.sizes import Sizes
 from workbench.memory.stage import state_of
 from workbench.plan.plan import ModuleSettings, Plan, Recompute
@@ -139,7 +140,7 @@ class PipelineMemory:
             for action in program
             if action.stage is not None and action.microbatch is not None
         ]
-        held_bytes = sum(self._static[stage] for stage in {stage for _, stage, _ in passes})
+        held_bytes = float_sum(self._static[stage] for stage in {stage for _, stage, _ in passes})
         peak = held_bytes
         for kind, stage, microbatch in passes:
             kept = float(self._kept[stage][microbatch])

@@ -32,6 +32,7 @@ from experiments.harness.printed import printed_rows
 from experiments.harness.record import RESULTS
 from workbench.balance.orchestration.allocation import proportional_allocation
 from workbench.data.sample import Sample
+from workbench.float_sum import float_sum
 from workbench.plan.plan import Recompute
 from workbench.report.progress import ticking
 from workbench.whole_file import write_text
@@ -119,26 +120,26 @@ def printed_stages() -> Mapping[tuple[str, str, str], tuple[int, int]]:
 def stable_stages(dataset: str, llm: str, blocks: int = BLOCKS) -> tuple[int, int]:
     """Stages of both modules in proportion to their work over the whole data set."""
     work = work_pool(dataset, llm)
-    encoder, text = proportional_allocation([sum(work.encoder_s), sum(work.llm_s)], blocks)
+    encoder, text = proportional_allocation([float_sum(work.encoder_s), float_sum(work.llm_s)], blocks)
     return encoder, text
 
 
 def encoder_share(batch: Replica) -> float:
     """The encoder's share of the work of a batch, each sample called alone."""
-    encoder_s, llm_s = (sum(work.samples_s()) for work in (batch.encoder_work(), batch.llm_work()))
+    encoder_s, llm_s = (float_sum(work.samples_s()) for work in (batch.encoder_work(), batch.llm_work()))
     return encoder_s / (encoder_s + llm_s)
 
 
 def excess(share: float, stages: tuple[int, int]) -> float:
     """By how much the longer module exceeds an even share of all stages' work, with the encoder's share."""
-    return max(share / stages[0], (1 - share) / stages[1]) * sum(stages) - 1
+    return max(share / stages[0], (1 - share) / stages[1]) * float_sum(stages) - 1
 
 
 def one_sample_stages(llm: str, sample: Sample) -> tuple[int, int]:
     """Stages in proportion to the work of a single sample, as DistTrain profiles it."""
     alone = Replica(llm=llm, samples=(sample,), stages=(1, 1))
     works = (alone.encoder_work(), alone.llm_work())
-    encoder, text = proportional_allocation([sum(work.samples_s()) for work in works], BLOCKS)
+    encoder, text = proportional_allocation([float_sum(work.samples_s()) for work in works], BLOCKS)
     return encoder, text
 
 

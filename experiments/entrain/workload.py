@@ -13,6 +13,7 @@ from workbench.data.corpora import corpus
 from workbench.data.corpus import qwen2_vl_tokens
 from workbench.data.sample import Sample
 from workbench.data.sizes import Rules, Sizes, samples_of
+from workbench.float_sum import float_sum
 from workbench.job.job import Job
 from workbench.job.module_layout import ModuleLayout
 from workbench.model.model_graph import ModelGraph, connect
@@ -112,7 +113,7 @@ def work_pool(dataset: str, llm: str) -> SampleWork:
 def mean_ratio(dataset: str, llm: str) -> float:
     """Vision over LLM seconds of the whole data set."""
     work = work_pool(dataset, llm)
-    return sum(work.encoder_s) / sum(work.llm_s)
+    return float_sum(work.encoder_s) / float_sum(work.llm_s)
 
 
 def batch_draws(dataset: str, llm: str, seed: int) -> Callable[[int], tuple[float, float]]:
@@ -121,6 +122,8 @@ def batch_draws(dataset: str, llm: str, seed: int) -> Callable[[int], tuple[floa
 
     def draw(num_samples: int) -> tuple[float, float]:
         indices = [rng.randrange(POOL_SAMPLES) for _ in range(num_samples)]
-        return sum(work.encoder_s[index] for index in indices), sum(work.llm_s[index] for index in indices)
+        return float_sum(work.encoder_s[index] for index in indices), float_sum(
+            work.llm_s[index] for index in indices
+        )
 
     return draw

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from workbench.calibrate.tables import quality
 from workbench.cost.profile import Fit, Profile
 from workbench.drift import yardstick_s
+from workbench.float_sum import float_sum
 from workbench.schedule.action import COMPUTE, FSDP, Pass
 from workbench.trace import Trace
 
@@ -92,8 +93,8 @@ def _factor(profile: Profile, rehearsals: Sequence[Rehearsal], kind: str, where:
 
 
 def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
-    simulated_s = sum(simulated for simulated, _ in pairs)
-    return sum(executed for _, executed in pairs) / simulated_s if simulated_s > 0 else 0.0
+    simulated_s = float_sum(simulated for simulated, _ in pairs)
+    return float_sum(executed for _, executed in pairs) / simulated_s if simulated_s > 0 else 0.0
 
 
 def _seconds(rehearsal: Rehearsal, kind: str, overhead_s: float) -> tuple[float, float]:
@@ -105,4 +106,4 @@ def _seconds(rehearsal: Rehearsal, kind: str, overhead_s: float) -> tuple[float,
 
 def _sum(trace: Trace, kind: str) -> tuple[float, int]:
     lengths = [span.end_s - span.start_s for span in trace.spans if span.action.kind == kind]
-    return sum(lengths), len(lengths)
+    return float_sum(lengths), len(lengths)

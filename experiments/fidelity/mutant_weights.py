@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from experiments.fidelity.mutant_lanes import Ended, LaneKind, Lanes, Subject
 from experiments.fidelity.mutant_meaning import Key, keys_of
 from experiments.fidelity.mutant_verdict import Stalled, Wrong
+from workbench.float_sum import float_sum
 from workbench.model.experts import num_experts
 from workbench.plan.lowered import Lowered, Weights
 from workbench.plan.plan import Plan, Sharding
@@ -163,7 +164,7 @@ class HeldWeights:
     def _own(self, rank: int, key: Key) -> float:
         """A rank's gradient before reductions, summed over its stages."""
         added = (self._added.get((rank, s.id, key), 0.0) for s in self._plan.stages_on.get(rank, ()))
-        return self._parts.get((rank, key), 0.0) + sum(added)
+        return self._parts.get((rank, key), 0.0) + float_sum(added)
 
     def _keys(self, weights: Weights, rank: int) -> list[Key]:
         """Keys of a group's weights that a rank holds."""
@@ -204,7 +205,7 @@ class HeldWeights:
             if not spread and any(key not in contribution for contribution in contributions.values()):
                 raise Wrong(f"{ended.subject} adds up gradients of different weights")
             source = ended.contributions if spread else contributions
-            total = sum(contribution.get(key, 0.0) for contribution in source.values())
+            total = float_sum(contribution.get(key, 0.0) for contribution in source.values())
             for rank in (rank for rank in ranks if key in contributions[rank]):
                 if ended.subject.kind is LaneKind.SUM:
                     self._sums[rank, key] = total

@@ -27,6 +27,7 @@ from workbench.calibrate.sustained_rows import SustainedMatmulRow
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Direction, known_profiles, load_profile
 from workbench.cost.roofline import Gemm
+from workbench.float_sum import float_sum
 from workbench.schedule.action import COMPUTE
 from workbench.trace_json import loads
 
@@ -110,7 +111,7 @@ def report(folder: Path) -> dict[str, Any]:
 
 def _counts(rows: Collection[StoredRow]) -> dict[str, float]:
     failed = sum(row.error is not None for row in rows)
-    return {"rows": len(rows), "failed": failed, "seconds": round(sum(row.seconds for row in rows), 1)}
+    return {"rows": len(rows), "failed": failed, "seconds": round(float_sum(row.seconds for row in rows), 1)}
 
 
 def _kernel_rows(values: Mapping[str, Mapping[str, Any]]) -> list[KernelRow]:

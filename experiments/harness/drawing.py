@@ -16,6 +16,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 
 from experiments.harness.figure import GREY, Bars, Frame, Grid, Line, Lines, Panel, Spreads, Timeline
 from experiments.harness.record import RESULTS
+from workbench.float_sum import float_sum
 from workbench.report.palette import INK, module_hues, tone
 from workbench.schedule.action import Pass
 
@@ -66,7 +67,7 @@ def drawn(grid: Grid) -> Figure:
     figure, axes_grid = plt.subplots(
         len(grid.rows),
         columns,
-        figsize=(width * sum(widths), height * sum(heights)),
+        figsize=(width * float_sum(widths), height * float_sum(heights)),
         height_ratios=heights,
         width_ratios=widths,
         squeeze=False,

@@ -20,6 +20,7 @@ from workbench.cost.hardware import Cluster, Link, Node
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.sample import Sample, Segment
+from workbench.float_sum import float_sum
 from workbench.job.job import Job
 from workbench.job.module_layout import ModuleLayout
 from workbench.model.hf_config import module_from_config
@@ -204,7 +205,7 @@ def gap(
     all gradients, and its weight is left out, as Adam divides rounding by rounding. Where a rank lacks a
     weight that it should hold, or has another shape, the gap is infinite.
     """
-    norm = math.sqrt(sum(float(g.norm()) ** 2 for g in reference.gradients.values()))
+    norm = math.sqrt(float_sum(float(g.norm()) ** 2 for g in reference.gradients.values()))
     rounding = {key for key, g in reference.gradients.items() if 0 < float(g.norm()) <= NEGLIGIBLE * norm}
     worst = _Worst()
     for state in result.states:

@@ -28,6 +28,7 @@ from workbench.cost.execution import Execution
 from workbench.cost.profile import load_profile
 from workbench.cost.roofline import RowWork, Work, layer_flop
 from workbench.elastic.template import Template, TemplateStage
+from workbench.float_sum import float_sum
 from workbench.plan.plan import Recompute
 
 PASSES = 4  # forward, that again, and a backward of twice its products
@@ -125,13 +126,13 @@ def _sample_s(
 ) -> float:
     microbatch = modelled.MICROBATCH[model]
     times = modelled.layer_s(model, microbatch, Recompute.FULL, execution, precision, written)
-    return sum(time.total_s for time in times) / microbatch
+    return float_sum(time.total_s for time in times) / microbatch
 
 
 def _forward_flop(model: str) -> float:
     tokens = modelled.TOKENS[model]
     work = Work((RowWork(tokens, tokens, tokens * tokens),))  # stored scores: masked ones are computed too
-    return sum(layer_flop(layer, work) for layer in modelled.graph(model).modules[0].layers)
+    return float_sum(layer_flop(layer, work) for layer in modelled.graph(model).modules[0].layers)
 
 
 def _exchange_s(model: str) -> float:
@@ -177,7 +178,7 @@ def _bamboo_pipeline_s(model: str, count: int) -> float:
         for index, time in enumerate(times)
     )
     template = Template(num_nodes=modelled.BAMBOO_DEPTH, gpus_per_node=1, stages=stages)
-    share = sum(time.forward_s for time in times) / sum(time.total_s for time in times)
+    share = float_sum(time.forward_s for time in times) / float_sum(time.total_s for time in times)
     return modelled.pipeline_s(modelled.graph(model), modelled.chain(model), template, count, share)
 
 

@@ -39,6 +39,7 @@ from runtime.elastic.orders import Moment
 from runtime.elastic.progress import Progress, read_progress
 from runtime.elastic.training import ElasticTraining
 from workbench.elastic.reconfigure import CannotContinueError
+from workbench.float_sum import float_sum
 from workbench.plan.plan import Sharding
 
 LOOK_EVERY_S = 0.0002
@@ -316,7 +317,7 @@ def _counts(ordeal: Ordeal) -> dict[str, float]:
         "kills": len(ordeal.kills),
         **{f"kills_in/{name}": number for name, number in sorted(moments.items())},
         "warned": ordeal.num_warned,
-        "joined": sum(len(change.joined) for change in ordeal.changes),
+        "joined": float_sum(len(change.joined) for change in ordeal.changes),
         "recoveries": len(ordeal.recoveries),
         "recoveries_of_several_nodes": sum(len(change.lost) > 1 for change in ordeal.recoveries),
         "recoveries_prepared": sum(change.is_prepared for change in ordeal.recoveries),

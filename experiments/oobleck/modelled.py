@@ -18,6 +18,7 @@ from workbench.elastic.instantiate import Instantiation, fastest
 from workbench.elastic.model_chain import ModelChain, model_chain
 from workbench.elastic.node_specification import TemplateSet, plan_templates
 from workbench.elastic.template import Template
+from workbench.float_sum import float_sum
 from workbench.memory.layer import layer_bytes
 from workbench.memory.setting import Setting as MemorySetting
 from workbench.model.frozen import gradient_needs
@@ -182,7 +183,7 @@ def layer_s(
 def forward_share(model: str) -> float:
     """The forward's share of a layer's forward, recomputation and backward."""
     times = layer_s(model, MICROBATCH[model], Recompute.FULL, stored(model))
-    return sum(time.forward_s for time in times) / sum(time.total_s for time in times)
+    return float_sum(time.forward_s for time in times) / float_sum(time.total_s for time in times)
 
 
 @cache
@@ -265,8 +266,8 @@ def bamboo_stages(model: str) -> tuple[StageTimes, ...]:
     """[6] stages of an even cut, each of which also runs its successor's forward, without recomputation."""
     times = layer_s(model, BAMBOO_MICROBATCH[model], Recompute.NONE, stored(model))
     bounds = [round(stage * len(times) / BAMBOO_DEPTH) for stage in range(BAMBOO_DEPTH + 1)]
-    forward_s = [sum(time.forward_s for time in times[a:b]) for a, b in pairwise(bounds)]
-    backward_s = [sum(time.backward_s for time in times[a:b]) for a, b in pairwise(bounds)]
+    forward_s = [float_sum(time.forward_s for time in times[a:b]) for a, b in pairwise(bounds)]
+    backward_s = [float_sum(time.backward_s for time in times[a:b]) for a, b in pairwise(bounds)]
     return tuple(
         StageTimes(forward_s[stage] + forward_s[(stage + 1) % BAMBOO_DEPTH], backward_s[stage])
         for stage in range(BAMBOO_DEPTH)
@@ -276,7 +277,9 @@ def bamboo_stages(model: str) -> tuple[StageTimes, ...]:
 def bamboo_useful_share(model: str) -> float:
     """The share of an iteration's passes that are not a neighbour's."""
     times = layer_s(model, BAMBOO_MICROBATCH[model], Recompute.NONE, stored(model))
-    return sum(time.total_s for time in times) / sum(stage.total_s for stage in bamboo_stages(model))
+    return float_sum(time.total_s for time in times) / float_sum(
+        stage.total_s for stage in bamboo_stages(model)
+    )
 
 
 @cache
@@ -285,6 +288,7 @@ def bamboo_rates(model: str) -> dict[int, float]:
     stages = [stage.total_s for stage in bamboo_stages(model)]
     count = GLOBAL_BATCH[model] // BAMBOO_MICROBATCH[model]
     return {
-        nodes: GLOBAL_BATCH[model] / (sum(stages) + (-(-count // (nodes // BAMBOO_DEPTH)) - 1) * max(stages))
+        nodes: GLOBAL_BATCH[model]
+        / (float_sum(stages) + (-(-count // (nodes // BAMBOO_DEPTH)) - 1) * max(stages))
         for nodes in range(MOST_NODES // 2, MOST_NODES + 1)
     }

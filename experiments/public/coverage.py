@@ -32,6 +32,7 @@ from experiments.public import (
 from experiments.public.all import Scored, scored, unfitted
 from experiments.public.published import published
 from workbench.cost.profile import load_profile
+from workbench.float_sum import float_sum
 from workbench.llm_table.columns import read_row
 from workbench.timing.interval import Z
 from workbench.timing.systems import LOST_BY_MULTIMODAL, LOST_BY_SYSTEM, OF_MULTIMODAL, OF_SYSTEM
@@ -172,7 +173,7 @@ def run() -> Evidence:
         if len(own_rows) >= FEWEST:
             fits = LEAST <= coverage(own_rows, times) <= MOST
             evidence.claim(f"{name}: {LEAST:.0%} to {MOST:.0%} inside, fitted on the others", fits)
-    inside = sum(coverage(own_rows, times) * len(own_rows) for own_rows, times in left_out) / len(rows)
+    inside = float_sum(coverage(own_rows, times) * len(own_rows) for own_rows, times in left_out) / len(rows)
     evidence.ours |= _figures("all", rows, stretch(rows)) | {"all/coverage_left_out": inside}
     evidence.claim(f"all: {LEAST:.0%} to {MOST:.0%} inside, fitted on the others", LEAST <= inside <= MOST)
     for kind, widest in WIDEST.items():

@@ -18,6 +18,7 @@ from experiments.harness.outcome import Evidence, PaperNumber
 from experiments.harness.printed import printed_rows
 from experiments.harness.script import script
 from sim.predict import iteration_s
+from workbench.float_sum import float_sum
 from workbench.llm_table.columns import read_row
 from workbench.llm_table.llm_row import LlmRow, Recomputed, YesNo
 from workbench.llm_table.predict import RowPredictor
@@ -167,8 +168,8 @@ def run() -> Evidence:
     time_errors = [ours[n.key] / n.value - 1 for n in numbers if n.key.endswith("seconds")]
     byte_errors = [ours[n.key] / n.value - 1 for n in numbers if n.key.endswith("gib")]
     summary = {
-        "seconds/mean_abs_error": sum(map(abs, time_errors)) / len(time_errors),
-        "bytes/mean_abs_error": sum(map(abs, byte_errors)) / len(byte_errors),
+        "seconds/mean_abs_error": float_sum(map(abs, time_errors)) / len(time_errors),
+        "bytes/mean_abs_error": float_sum(map(abs, byte_errors)) / len(byte_errors),
     }
     causes = {
         "*/state_gib": "print leaves out embedding and head, which a first stage holds",

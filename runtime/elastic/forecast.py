@@ -19,6 +19,7 @@ from workbench.elastic.layerwise import LastBackward, layerwise
 from workbench.elastic.layout import NodeLayout
 from workbench.elastic.reconfigure import CannotContinueError
 from workbench.elastic.step_events import StepEvents
+from workbench.float_sum import float_sum
 from workbench.memory.account import MemoryTable
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
@@ -261,7 +262,7 @@ def rehearse(job: ElasticJob, layout: NodeLayout, step: int) -> Rehearsal:
         planning_s.append(planned_s - start_s)
         by_rank_s = [reading_s + _data_s(job, plan, rank) for rank in plan.ranks]
         feeding_s.append(max(by_rank_s))
-        feeding_core_s.append(sum(by_rank_s))
+        feeding_core_s.append(float_sum(by_rank_s))
     return Rehearsal(
         plan=plan,
         planning_s=median(planning_s),
@@ -341,7 +342,7 @@ def _working_s(lowered: Lowered, memory: MemoryTable, predict: Predict) -> float
     alone = replace(cluster.nodes[0], num_cores=None)
     wide = Cluster(name=cluster.name, nodes=(alone,), intra=cluster.intra, inter=cluster.inter)
     trace = predict(replace(lowered, plan=replace(lowered.plan, cluster=wide)), memory)
-    return sum(span.end_s - span.start_s for span in trace.spans)
+    return float_sum(span.end_s - span.start_s for span in trace.spans)
 
 
 def _overlapped(templates: ElasticTemplates, lowered: Lowered) -> dict[Action, LastBackward]:

@@ -23,6 +23,7 @@ from runtime.state.tensor_files import TornError, read_stamp
 from runtime.world.busy_cores import BusyCores, CoreWatch, process_seconds
 from workbench.elastic.reconfigure import CannotContinueError
 from workbench.elastic.step_events import AtStep, StepEvents
+from workbench.float_sum import float_sum
 from workbench.plan.plan import Sharding
 from workbench.strategies.elastic_templates import ElasticTemplates
 from workbench.termination import noting
@@ -238,7 +239,7 @@ class _Log:
         ranks = [each for node in training.layout.nodes for each in training.nodes.process_ids(node)]
         now_s = process_seconds((os.getpid(), *ranks))
         if now_s and now_s.keys() == self._used_s.keys():
-            self.core_s[training.step - 1] = sum(now_s.values()) - sum(self._used_s.values())
+            self.core_s[training.step - 1] = float_sum(now_s.values()) - float_sum(self._used_s.values())
         self._used_s = now_s
 
     def save(self, training: ElasticTraining) -> str | None:

@@ -15,6 +15,7 @@ from runtime.elastic.progress import Progress, save_progress
 from runtime.elastic.replan import Replanned, after_loss, after_warning, start_layout, write_plan
 from runtime.world.scratch import ScratchFolder
 from workbench.elastic.layout import NodeLayout
+from workbench.float_sum import float_sum
 from workbench.plan.lru_cache import CLEAR_EVERY, clear_caches
 
 MOST_UNEXPLAINED = 2  # consecutive failures without a lost node
@@ -182,7 +183,7 @@ class ElasticTraining:
             return
         for member in members:
             self.nodes.send(member, Order.COMMIT)
-        loss = sum(reply.loss for reply in replies.answers.values() if isinstance(reply, Vote))
+        loss = float_sum(reply.loss for reply in replies.answers.values() if isinstance(reply, Vote))
         done = StepDone(step=self.step, loss=loss, end_s=time.monotonic(), sizes=self.layout.sizes)
         self.steps.append(done)
         self.step += 1

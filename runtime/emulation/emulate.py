@@ -44,6 +44,7 @@ from runtime.world.clock import HOST, Clock, SynchronousClock
 from runtime.world.device import CPU, kind_of_device
 from runtime.world.pool import Place
 from runtime.world.yardstick import Yardstick
+from workbench.float_sum import float_sum
 from workbench.plan.lowered import Lowered
 from workbench.plan.order import followers_of, one_by_one
 from workbench.plan.parameter_shards import shard_units
@@ -309,7 +310,9 @@ def _result(order: tuple[Action, ...], ranks: _Ranks, reports: list[RankReport])
         order=order,
         timed=timed,
         timings=median_timings(timed),
-        losses=tuple(sum(losses) for losses in zip(*(report.losses for report in reports), strict=True)),
+        losses=tuple(
+            float_sum(losses) for losses in zip(*(report.losses for report in reports), strict=True)
+        ),
         states=tuple(report.state for report in reports if report.state is not None),
         peaks={
             report.rank: max(sample.num_bytes for notes in report.notes for sample in notes.memory)

@@ -22,6 +22,7 @@ from runtime.models.encoder import EmbedItems, EncoderAdapter, EncoderBlock, Ite
 from runtime.models.initialise import Fill, normal
 from runtime.models.projector import ClassTokens
 from workbench.data.sample import Segment
+from workbench.float_sum import float_sum
 
 # Shape suffixes: N = images, C = channels, H = height, W = width, T = packed tokens, D = hidden width.
 
@@ -83,7 +84,7 @@ class XavierBlock(EncoderBlock):
 
     def fill(self, name: str) -> Fill:
         if isinstance(self.get_submodule(name.rpartition(".")[0]), nn.Linear) and name.endswith("weight"):
-            return normal(math.sqrt(2.0 / sum(self.get_parameter(name).shape)))
+            return normal(math.sqrt(2.0 / float_sum(self.get_parameter(name).shape)))
         return super().fill(name)
 
 

@@ -6,6 +6,7 @@ from statistics import harmonic_mean
 
 from runtime.step.timing import Notes
 from workbench.drift import YARDSTICK
+from workbench.float_sum import float_sum
 from workbench.timing.provenance import load_detail
 
 Detail = tuple[str, str]
@@ -32,5 +33,5 @@ def _expert_loads(notes: Sequence[Notes]) -> Iterator[Detail]:
     loads = [load for note in notes for load in note.expert_loads if load.num_forwards]
     for module in dict.fromkeys(load.module for load in loads):
         own = [load for load in loads if load.module == module]
-        square = sum(load.excess for load in own) / sum(load.num_forwards for load in own)
+        square = float_sum(load.excess for load in own) / float_sum(load.num_forwards for load in own)
         yield load_detail(module, sqrt(max(0.0, square)))

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from runtime.models.expert_tally import CountedLoad
 from runtime.world.clock import HOST, Clock, Stamp
+from workbench.float_sum import float_sum
 from workbench.plan.lowered import Lowered, Route
 from workbench.plan.parameter_shards import sharded_stages
 from workbench.schedule.action import COMPUTE, FSDP, Action
@@ -59,7 +60,7 @@ class Recorder:
     @property
     def loss_sum(self) -> float:
         """Loss of this rank's microbatches; waits for the device."""
-        return sum((float(loss) * scale for loss, scale in self._losses), 0.0)
+        return float_sum((float(loss) * scale for loss, scale in self._losses), 0.0)
 
     def notes(self) -> "Notes":
         """A frozen copy of a completed step's records, for sending."""
@@ -143,7 +144,7 @@ def assemble(
         spans=tuple(sorted(spans, key=lambda span: (span.rank, span.lane, span.start_s))),
         messages=_messages(lowered, notes, zero_s),
         memory=tuple(sorted(samples, key=lambda sample: (sample.rank, sample.time_s))),
-        loss=sum(note.loss_sum for note in notes),
+        loss=float_sum(note.loss_sum for note in notes),
         details=details,
     )
 

@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from workbench.float_sum import float_sum
+
 PROCESSES = Path("/proc")
 STAT = PROCESSES / "stat"
 BUSY = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, steal
@@ -42,12 +44,12 @@ class CoreWatch:
         return BusyCores(num_cores=os.cpu_count() or 1, own=own, others=max(0.0, busy - own))
 
     def _own_so_far_s(self) -> float:
-        return _own_s() + sum(process_seconds(self._living()).values())
+        return _own_s() + float_sum(process_seconds(self._living()).values())
 
 
 def _own_s() -> float:
     who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    return sum(sum(resource.getrusage(usage)[:2]) for usage in who)
+    return float_sum(float_sum(resource.getrusage(usage)[:2]) for usage in who)
 
 
 def _all_s() -> float | None:
@@ -55,7 +57,7 @@ def _all_s() -> float | None:
     if not STAT.is_file() or len(os.sched_getaffinity(0)) != os.cpu_count():
         return None
     fields = STAT.read_text(encoding="ascii").partition("\n")[0].split()[1:]
-    return sum(float(fields[index]) for index in BUSY) / os.sysconf("SC_CLK_TCK")
+    return float_sum(float(fields[index]) for index in BUSY) / os.sysconf("SC_CLK_TCK")
 
 
 def process_seconds(processes: Iterable[int]) -> dict[int, float]:

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
+from workbench.float_sum import float_sum
+
 PRODUCT = 256  # rows and columns
 COPIED = 2**18  # elements: 1 MiB
 WARMUP = 1
@@ -45,7 +47,7 @@ class Yardstick:
     def read(self, budget_s: float) -> float:
         """Mean seconds of a turn, which includes occasional pauses of the machine, as a step does."""
         seconds = self.turns_s(budget_s)
-        return sum(seconds) / len(seconds)
+        return float_sum(seconds) / len(seconds)
 
     def _wait(self) -> None:
         if self._device.type == "cuda":

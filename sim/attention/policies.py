@@ -19,6 +19,7 @@ import numpy.typing as npt
 from sim.attention.gpu import activity
 from sim.attention.pieces import LaunchRun, Order, Pieces, Split, UnitTiming, cut, run_launch
 from workbench.arrays import Floats
+from workbench.float_sum import float_sum
 from workbench.model.layer import Attention
 
 
@@ -119,7 +120,7 @@ class AttentionRun:
     def busy_share(self) -> tuple[float, ...]:
         """[rank] fraction of unit-seconds that the rank's units work, of the slowest rank's time."""
         whole_s = self.num_units * self.makespan_s
-        return tuple(sum(launch.busy_s for launch in launches) / whole_s for launches in self.launches)
+        return tuple(float_sum(launch.busy_s for launch in launches) / whole_s for launches in self.launches)
 
     def activity(self, rank: int, edges_s: npt.ArrayLike) -> Floats:
         """Mean fraction of a rank's busy units in each interval between consecutive edges."""

@@ -6,6 +6,8 @@ from enum import StrEnum
 from math import inf
 from typing import NamedTuple
 
+from workbench.float_sum import float_sum
+
 
 class Spent(StrEnum):
     """What wall-clock time was spent on."""
@@ -85,7 +87,7 @@ class FailureRun:
 
     @property
     def samples(self) -> float:
-        return sum(stretch.num_iterations * stretch.samples for stretch in self.stretches)
+        return float_sum(stretch.num_iterations * stretch.samples for stretch in self.stretches)
 
     @property
     def samples_per_s(self) -> float:

@@ -8,6 +8,7 @@ from math import ceil, inf, isfinite
 from sim.failures.run import EqualIterations, FailureRun, Spent
 from sim.failures.training_system import Checkpoints, Joins, Restart, System
 from workbench.elastic.availability import Availability, Stay
+from workbench.float_sum import float_sum
 from workbench.plan.lru_cache import Identity, LruCache
 
 TRACES = 64  # in the cache
@@ -77,7 +78,7 @@ def window_of(trace: Availability, until_s: float | None) -> float:
 
 def node_seconds(stays: Sequence[Stay], window_s: float) -> float:
     """Node-seconds available in the window, used or not."""
-    return sum(max(0.0, min(stay.leave_s, window_s) - stay.join_s) for stay in stays)
+    return float_sum(max(0.0, min(stay.leave_s, window_s) - stay.join_s) for stay in stays)
 
 
 def instants(stays: Sequence[Stay], creation_s: float, window_s: float) -> list[Instant]:
@@ -318,7 +319,7 @@ class _Job:
 
     def _lose(self, stretches: list[EqualIterations]) -> None:
         """Let iterations never count; the list is emptied."""
-        self._spent[Spent.LOST] += sum(stretch.lasted_s for stretch in stretches)
+        self._spent[Spent.LOST] += float_sum(stretch.lasted_s for stretch in stretches)
         self._stretches += (stretch._replace(samples=0.0) for stretch in stretches)
         stretches.clear()
 

@@ -11,6 +11,7 @@ import typer
 from workbench.cli.console import print_result
 from workbench.cli.options import Json
 from workbench.cost.profile import load_profile, write_profile
+from workbench.float_sum import float_sum
 from workbench.metrics import peak_bytes
 from workbench.plan.codec import read_plan
 from workbench.report.folder import repetition_paths
@@ -159,7 +160,7 @@ def _ingest_links(files: Sequence[Path], base: str | None, output: Path | None, 
 def _ingest_kernels(files: Sequence[Path], output: Path | None, *, as_json: bool) -> None:
     rows = tuple(row for path in files for row in read_nsys(path))
     by_work = seconds_by_work(rows)
-    total_s = sum(by_work.values())
+    total_s = float_sum(by_work.values())
     if output is not None:
         lines = ["work,count,seconds,name"]
         lines += [f'{row.work},{row.count},{row.seconds!r},"{_quoted(row.name)}"' for row in rows]

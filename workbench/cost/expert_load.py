@@ -4,6 +4,8 @@ from functools import cache
 from math import exp, pi, pow, sqrt
 from statistics import NormalDist
 
+from workbench.float_sum import float_sum
+
 NORMAL = NormalDist()
 _STEPS = 64  # of the trapezoid rule on either side of 0, over `_REACH` standard deviations
 _REACH = 8.0
@@ -74,4 +76,4 @@ def _largest_square(count: int) -> float:
     step = _REACH / _STEPS
     points = [step * index for index in range(-_STEPS, _STEPS + 1)]
     cubes = [exp(-1.5 * z * z) * pow(NORMAL.cdf(z), count - 3) for z in points]
-    return count * (count - 1) * (count - 2) / 2 * step * sum(cubes) / pow(2 * pi, 1.5)
+    return count * (count - 1) * (count - 2) / 2 * step * float_sum(cubes) / pow(2 * pi, 1.5)

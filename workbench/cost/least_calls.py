@@ -19,6 +19,7 @@ from workbench.cost.least_time import LeastTimes, bare
 from workbench.cost.model import CostModel
 from workbench.cost.operator_passes import OperatorPasses, kernels_of
 from workbench.cost.roofline import Grid, Work, gemm_of, key_value_bytes, placed_messages
+from workbench.float_sum import float_sum
 from workbench.model.experts import num_experts
 from workbench.model.frozen import Needs
 from workbench.model.layer import Attention, Layer, Matmul, Operator, TokenCount
@@ -183,7 +184,7 @@ class LeastCalls:
             return 0.0
         passes = OperatorPasses(machine, Grid(tp), self.precision)
         moved = (passes.main_gradient_bytes(gemm_of(each, self.one, Grid(tp))) for each in products)
-        return sum(map(machine.moved_s, moved))
+        return float_sum(map(machine.moved_s, moved))
 
     def _exposed_s(self, least: LeastTimes, layer: Layer, needs: Needs) -> float:
         """Ranks times seconds an item by which the exchange of keys between two ranks outlasts its attention.
@@ -192,7 +193,7 @@ class LeastCalls:
         """
         attentions = [each for each in layer.operators if isinstance(each, Attention)]
         size = ELEMENT_BYTES[self.precision]
-        moved = sum(key_value_bytes(each, self.one, Grid(), size) for each in attentions)
+        moved = float_sum(key_value_bytes(each, self.one, Grid(), size) for each in attentions)
         rate = self.most_bytes_per_s * max(1.0, self.machines[0].execution.collective_rate)
         moved_s = (1 + needs.input_grad) * moved / rate
         return max(0.0, moved_s - least.of_attention(layer, self.one, needs).way_s)
@@ -224,7 +225,7 @@ class LeastCalls:
                 collectives.seconds(kind, num_bytes, tp, link)
                 for kind in (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.ALL_GATHER)
             )
-            self.sums_s[key] = min(whole_s, sum(halves_s)) / self.machines[0].execution.collective_rate
+            self.sums_s[key] = min(whole_s, float_sum(halves_s)) / self.machines[0].execution.collective_rate
         return self.sums_s[key]
 
 

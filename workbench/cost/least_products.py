@@ -9,6 +9,7 @@ from workbench.arrays import Floats
 from workbench.cost.kernel_times import KernelTimes
 from workbench.cost.profile import Direction
 from workbench.cost.roofline import Gemm
+from workbench.float_sum import float_sum
 from workbench.model.layer import Shard
 
 RANGES = 16  # ranges of tokens in an octave, whose calls are bounded together
@@ -48,7 +49,7 @@ class LeastProducts:
         Complexity: that of `seconds_in_each` for every degree.
         """
         if not degrees:
-            flop = sum(gemm.flop * num for (gemm, _), num in kinds.items())
+            flop = float_sum(gemm.flop * num for (gemm, _), num in kinds.items())
             return len(directions) * flop / self._times.most_product_flop_per_s(self._precision)
         tokens = max(gemm.m for gemm, _ in kinds)
         per_token = {(gemm._replace(m=gemm.m / tokens), shard): num for (gemm, shard), num in kinds.items()}

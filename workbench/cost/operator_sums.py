@@ -27,6 +27,7 @@ from workbench.cost.roofline import (
     wide_sum_bytes,
 )
 from workbench.cost.sustained import in_direction
+from workbench.float_sum import float_sum
 from workbench.model.layer import Attention, Layer
 
 
@@ -63,13 +64,13 @@ class OperatorSums:
         pairs = self._pairs(layer)
         forward_comm, backward_comm = self._communication(layer, pairs)
         inside = zip(operators, kernels.is_interior, strict=True)
-        interior = sum([passes.input_grad_s for passes, is_inside in inside if is_inside])
-        interior += sum([seconds for index, seconds in backward_comm if index > kernels.first])
+        interior = float_sum([passes.input_grad_s for passes, is_inside in inside if is_inside])
+        interior += float_sum([seconds for index, seconds in backward_comm if index > kernels.first])
         time = LayerTime(
-            sum([passes.forward_s for passes in operators]) + forward_comm,
-            sum([passes.input_grad_s for passes in operators])
-            + sum([seconds for _, seconds in backward_comm]),
-            sum([passes.weight_grad_s for passes in operators]),
+            float_sum([passes.forward_s for passes in operators]) + forward_comm,
+            float_sum([passes.input_grad_s for passes in operators])
+            + float_sum([seconds for _, seconds in backward_comm]),
+            float_sum([passes.weight_grad_s for passes in operators]),
             frozenset(self.unmeasured).union(*[passes.unmeasured for passes in operators]),
             interior,
         )
@@ -99,9 +100,9 @@ class OperatorSums:
         run, tp = self._cost.execution, self._grid.tp
         num_forward = sum(run.num_kernels(each.operator) for each in kernels)
         num_backward = sum(run.num_backward_kernels(each.operator) for each in kernels)
-        forward_s = run.pass_s(sum(each.forward_s for each in passes), num_forward, 0, tp)
-        through_s = sum(each.input_grad_s for each in passes)
-        weights_s = sum(each.weight_grad_s for each in passes)
+        forward_s = run.pass_s(float_sum(each.forward_s for each in passes), num_forward, 0, tp)
+        through_s = float_sum(each.input_grad_s for each in passes)
+        weights_s = float_sum(each.weight_grad_s for each in passes)
         stretch = run.pass_s(through_s + weights_s, num_backward, 0, tp) / (through_s + weights_s)
         return LayerTime(
             time.forward_s + forward_s,
@@ -117,7 +118,7 @@ class OperatorSums:
         self, time: LayerTime, share: float, forward_s: float, backward: list[tuple[int, float]], scaled: str
     ) -> LayerTime:
         """A share of a time, plus the collectives of its forward and backward."""
-        backward_s = sum(seconds for _, seconds in backward)
+        backward_s = float_sum(seconds for _, seconds in backward)
         return LayerTime(
             time.forward_s * share + forward_s,
             time.input_grad_s * share + backward_s,
@@ -156,7 +157,9 @@ class OperatorSums:
         grid, links = self._grid, self._links
         if links.tensor is None or links.context is None:
             return 0.0, []
-        forward_s = sum(self._exposed_s(pair, links.tensor, Direction.FORWARD) for pair in pairs.forward)
+        forward_s = float_sum(
+            self._exposed_s(pair, links.tensor, Direction.FORWARD) for pair in pairs.forward
+        )
         backward = [
             (index, self._exposed_s(pair, links.tensor, Direction.INPUT_GRAD))
             for index, pair in pairs.backward
@@ -174,7 +177,7 @@ class OperatorSums:
         divided = self._cost.execution.activations is ActivationCut.SEQUENCE
         exchanges = exchanges_of(split, self._work, self._grid, self._bytes, divided=divided)
         backward = [(index, self._exchange_s(exchange)) for index, exchange in exchanges.backward]
-        forward_s = sum(map(self._exchange_s, exchanges.forward))
+        forward_s = float_sum(map(self._exchange_s, exchanges.forward))
         if self._cost.execution.tokens is TokenTravel.AHEAD or not backward:
             return forward_s, backward
         return self._alternating(split, forward_s, backward)
@@ -188,11 +191,11 @@ class OperatorSums:
         """
         passes = self._operators.of_layer(split, self._work)
         self.unmeasured.update(*(operator_passes.unmeasured for operator_passes in passes))
-        forward_s = sum(operator_passes.forward_s for operator_passes in passes)
-        backward_s = sum(
+        forward_s = float_sum(operator_passes.forward_s for operator_passes in passes)
+        backward_s = float_sum(
             operator_passes.input_grad_s + operator_passes.weight_grad_s for operator_passes in passes
         )
-        back_s = sum(seconds for _, seconds in back)
+        back_s = float_sum(seconds for _, seconds in back)
         share = left_s(back_s, backward_s) / back_s
         return left_s(exchange_s, forward_s), [(index, share * seconds) for index, seconds in back]
 

@@ -13,6 +13,7 @@ from workbench.cost.collectives import Collective
 from workbench.cost.execution import ActivationCut, Execution, SavedInput
 from workbench.cost.overlapped_collectives import left_s
 from workbench.cost.roofline import Gemm, Grid, Work, gemm_of, placed_messages
+from workbench.float_sum import float_sum
 from workbench.model.experts import SHARED, is_of_expert
 from workbench.model.layer import Attention, Layer, Matmul, Recurrence, Shard
 
@@ -80,11 +81,11 @@ def exposed_s(pair: Pair, num_pieces: int, machine: Machine) -> float:
     Complexity: O(products).
     """
     if not pair.products or num_pieces == 1:
-        hidden_s = sum(map(machine.product_s, pair.beside))
-        hidden_s += sum(map(machine.weights_s, pair.beside_weights))
+        hidden_s = float_sum(map(machine.product_s, pair.beside))
+        hidden_s += float_sum(map(machine.weights_s, pair.beside_weights))
         return left_s(machine.collective_s(pair.kind, pair.num_bytes), hidden_s)
-    whole_s = sum(map(machine.product_s, pair.products))
-    product_s = sum(machine.product_s(Gemm(m / num_pieces, n, k)) for m, n, k in pair.products)
+    whole_s = float_sum(map(machine.product_s, pair.products))
+    product_s = float_sum(machine.product_s(Gemm(m / num_pieces, n, k)) for m, n, k in pair.products)
     piece_s = machine.collective_s(pair.kind, pair.num_bytes / num_pieces)
     together_s = product_s + piece_s + (num_pieces - 1) * max(product_s, piece_s)
     lost_s = (num_pieces - 1) * machine.lost_s(piece_s, product_s)
@@ -202,12 +203,12 @@ def _halves(num_bytes: float, ending: list[Gemm], beginning: list[Gemm]) -> tupl
             kind=Collective.REDUCE_SCATTER,
             num_bytes=num_bytes,
             products=tuple(ending),
-            remapped_elements=sum(gemm.m * gemm.k for gemm in ending),
+            remapped_elements=float_sum(gemm.m * gemm.k for gemm in ending),
         ),
         Pair(
             kind=Collective.ALL_GATHER,
             num_bytes=num_bytes,
             products=tuple(beginning),
-            remapped_elements=sum(gemm.m * gemm.n for gemm in beginning),
+            remapped_elements=float_sum(gemm.m * gemm.n for gemm in beginning),
         ),
     )

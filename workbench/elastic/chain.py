@@ -6,6 +6,7 @@ from math import frexp, inf, isfinite, ldexp
 import numpy as np
 
 from workbench.arrays import Ints
+from workbench.float_sum import float_sum
 
 UNITS_LOG2 = 38  # the whole chain takes at most 2**38 units, so that 5 x stages x chain stays in int64
 
@@ -58,7 +59,7 @@ class LayerChain:
     @property
     def unit_s(self) -> float:
         """Seconds of one unit."""
-        longest = max(sum(column) for column in zip(*self.time_s, strict=True))
+        longest = max(float_sum(column) for column in zip(*self.time_s, strict=True))
         return ldexp(1.0, frexp(longest or 1.0)[1] - UNITS_LOG2)
 
     def units(self) -> Ints:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
+from workbench.float_sum import float_sum
 from workbench.plan.lowered import Lowered, Weights
 from workbench.plan.plan import Plan
 from workbench.plan.stage import Stage
@@ -77,8 +78,8 @@ def _shares(stage: Stage, backward_s: Callable[[str, int], float]) -> list[float
     for layer, each in enumerate(seconds, start=stage.layers[0]):
         if not (isfinite(each) and each >= 0):
             raise ValueError(f"layer {layer} of {stage.module!r}: a backward takes >= 0 s, got {each}")
-    total = sum(seconds)
-    return [sum(seconds[index:]) / total if total else 1.0 for index in range(len(seconds))]
+    total = float_sum(seconds)
+    return [float_sum(seconds[index:]) / total if total else 1.0 for index in range(len(seconds))]
 
 
 def _first_layer(plan: Plan, stage: Stage, weights: Weights) -> int:

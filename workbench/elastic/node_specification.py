@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from workbench.elastic.chain import LayerChain
 from workbench.elastic.exact_mapping import exact_templates
 from workbench.elastic.template import Template
+from workbench.float_sum import float_sum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +141,7 @@ def _no_fit(chain: LayerChain, gpus_per_node: int, num_nodes: int) -> str:
         )
     needed = (
         min(
-            sum(column) * width
+            float_sum(column) * width
             for column, width in zip(zip(*chain.held_bytes, strict=True), chain.widths, strict=True)
         )
         if chain.held_bytes

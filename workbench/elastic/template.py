@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.float_sum import float_sum
+
 PLANNED_PER_STAGE = 4  # microbatches per stage assumed while planning
 
 
@@ -73,12 +75,12 @@ class Template:
     @property
     def t1_s(self) -> float:
         """One forward and one backward of every stage."""
-        return sum(stage.time_s for stage in self.stages)
+        return float_sum(stage.time_s for stage in self.stages)
 
     @property
     def t3_s(self) -> float:
         """One forward and one backward of the slowest stage and all after it."""
-        return sum(stage.time_s for stage in self.stages[self.slowest :])
+        return float_sum(stage.time_s for stage in self.stages[self.slowest :])
 
     @property
     def planned_s(self) -> float:

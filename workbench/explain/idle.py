@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from workbench.explain.critical_path import COMPUTE, Cause, PathStep, step_of
 from workbench.explain.timeline import Piece, Timeline, timeline
+from workbench.float_sum import float_sum
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
 from workbench.schedule.action import Action
@@ -238,7 +239,7 @@ def _mean_s(times: Timeline) -> dict[Action, float]:
     alike: dict[tuple[int | None, str], list[float]] = {}
     for action, task in graph.passes.items():
         alike.setdefault((action.stage, action.kind), []).append(times.end_s[task] - times.start_s[task])
-    means = {key: sum(seconds) / len(seconds) for key, seconds in alike.items()}
+    means = {key: float_sum(seconds) / len(seconds) for key, seconds in alike.items()}
     return {action: means[action.stage, action.kind] for action in graph.passes}
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from workbench.cost.model import CostModel
 from workbench.explain.idle import IdleCause, idle_time
+from workbench.float_sum import float_sum
 from workbench.job.job import Job
 from workbench.plan.lower import lower
 from workbench.plan.plan import Plan
@@ -46,7 +47,7 @@ def uneven_ranks(plan: Plan, trace: Trace, job: Job, cost: CostModel, best_s: fl
 def _share_of_waits(plan: Plan, trace: Trace) -> float:
     """The share of the ranks' time in which they wait for ranks with more work."""
     pieces = idle_time(lower(plan), trace)
-    waited_s = sum(piece.seconds for piece in pieces if piece.cause is IdleCause.RANKS)
+    waited_s = float_sum(piece.seconds for piece in pieces if piece.cause is IdleCause.RANKS)
     return waited_s / (len(plan.ranks) * trace.iteration_s)
 
 
@@ -65,5 +66,5 @@ def _saved_by_even_groups(plan: Plan, job: Job, cost: CostModel) -> float:
 
 def _busiest_s(groups: Sequence[Group], replicas: int, work_s: Mapping[int, float]) -> float:
     """The work of the replica with most of it in every round of microbatches, summed over rounds."""
-    group_s = [sum(work_s[sample] for sample in group) for group in groups]
-    return sum(max(group_s[first : first + replicas]) for first in range(0, len(group_s), replicas))
+    group_s = [float_sum(work_s[sample] for sample in group) for group in groups]
+    return float_sum(max(group_s[first : first + replicas]) for first in range(0, len(group_s), replicas))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from workbench.data.sample import Sample
+from workbench.float_sum import float_sum
 from workbench.job.job_file import read_spec
 from workbench.job.sample_sizes import Tiling, named_sizes, sized_batches
 from workbench.model.model_graph import ModelGraph
@@ -32,7 +33,7 @@ def unlike_rows(model: ModelGraph, batch: Sequence[Sample], source: str, tiling:
     num_batches = max(1, MOST_COMPARED // len(batch))
     drawn = sized_batches(model, len(batch), source, num_batches=num_batches, tiling=tiling)
     first, others = _mean_tokens(batch), [_mean_tokens(each) for each in drawn]
-    whole = sum(others) / len(others)
+    whole = float_sum(others) / len(others)
     if max(first, whole) < UNLIKE * min(first, whole) or min(others) <= first <= max(others):
         return ""
     return (

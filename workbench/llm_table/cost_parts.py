@@ -8,6 +8,7 @@ from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.cost.roofline import Grid, Work
 from workbench.explain.pass_parts import without_launches, without_layer_collectives
+from workbench.float_sum import float_sum
 from workbench.llm_table.columns import SHARES
 from workbench.model.layer import Attention, Layer, Lookup, Matmul, Pointwise, Recurrence
 from workbench.plan.lowered import Lowered
@@ -61,7 +62,7 @@ class CostParts:
 
     def shares(self) -> dict[str, float]:
         """Shares of the whole, by name."""
-        total = sum(getattr(self, name) for name in SHARES)
+        total = float_sum(getattr(self, name) for name in SHARES)
         return {name: getattr(self, name) / total for name in SHARES}
 
 
@@ -88,7 +89,7 @@ def parts_of(
     """
     plan = whole.plan
     passes = {
-        program.ranks[0]: sum(prices.durations_s[a] for a in program.actions if a.kind in COMPUTE)
+        program.ranks[0]: float_sum(prices.durations_s[a] for a in program.actions if a.kind in COMPUTE)
         for program in plan.programs
     }
     rank = max(passes, key=lambda each: passes[each])
@@ -129,7 +130,7 @@ def _shares(whole: Lowered, cost: CostModel, stages: list[Stage]) -> dict[str, f
             for part, seconds in known[id(layer.operators)].items():
                 totals[part] += seconds
     all_s = totals.pop("all")
-    whole_s = max(all_s, sum(totals.values()))
+    whole_s = max(all_s, float_sum(totals.values()))
     return {part: seconds / whole_s for part, seconds in totals.items()}
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 
+from workbench.float_sum import float_sum
 from workbench.llm_table.llm_row import DataOverlap, LlmRow
 from workbench.llm_table.row_prices import scattered
 from workbench.model.experts import is_of_expert
@@ -176,7 +177,7 @@ def _unit(plan: Plan, stage: Stage, group: int, stride: int) -> ShardUnit:
         is_distributed = has_expert_parallelism(stage, layer)
         for sizes, parameters in ((trained, trained_parameters(layer)), (frozen, frozen_parameters(layer))):
             own = [each for each in parameters if not (is_distributed and is_of_expert(each))]
-            sizes[False] += round(sum(held_elements(each, stage) for each in own))
+            sizes[False] += round(float_sum(held_elements(each, stage) for each in own))
         experts = trained if layer.trainable else frozen  # which have no adapters
         experts[True] += expert_elements(layer, stage) if is_distributed else 0
     return ShardUnit(

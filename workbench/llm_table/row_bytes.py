@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import ceil
 
+from workbench.float_sum import float_sum
 from workbench.llm_table.llm_row import GradientNumber, LlmRow, Number, Scores, YesNo
 from workbench.llm_table.row_memory import as_kept
 from workbench.memory.accounts import Accounts
@@ -105,7 +106,9 @@ def _gathered_bytes(plan: Plan, row: LlmRow, rank: int) -> int:
 def _elements(plan: Plan, stage: Stage, *, has_experts: bool) -> float:
     layers = plan.model.module(stage.module).layers[slice(*stage.layers)]
     parameters = (each for layer in layers for each in layer.parameters())
-    return sum(held_elements(each, stage) for each in parameters if has_experts or not is_of_expert(each))
+    return float_sum(
+        held_elements(each, stage) for each in parameters if has_experts or not is_of_expert(each)
+    )
 
 
 def activation_bytes(alone: Lowered) -> dict[int, int]:

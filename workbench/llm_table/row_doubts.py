@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
+from workbench.float_sum import float_sum
 from workbench.llm_table.llm_row import LlmRow, Number
 
 SMALL = 0.05  # share of the time below which a cost's doubts are omitted
@@ -42,5 +43,5 @@ def _matters(doubt: str, shares: Mapping[str, float], row: LlmRow) -> bool:
         return False
     for word, parts in PARTS_OF:
         if word in doubt:
-            return sum(shares[part] for part in parts) >= SMALL
+            return float_sum(shares[part] for part in parts) >= SMALL
     return "presumed" not in doubt

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from workbench.cost.flash import flash_share
 from workbench.cost.products import ProductFormat
 from workbench.cost.profile import Profile
+from workbench.float_sum import float_sum
 from workbench.llm_table.cost_parts import CostParts
 from workbench.llm_table.frameworks import is_compared, presumed
 from workbench.llm_table.llm_row import LlmRow, Scores
@@ -90,7 +91,7 @@ def _source_shares(parts: CostParts) -> Mapping[Source, float]:
         Source.COLLECTIVES: parts.in_layers,
         Source.REDUCTION: parts.data,
     }
-    total = sum(busy.values())
+    total = float_sum(busy.values())
     return {source: seconds / total for source, seconds in busy.items()}
 
 

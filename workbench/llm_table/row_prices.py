@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from workbench.cost.collectives import Collective
 from workbench.cost.model import CostModel
+from workbench.float_sum import float_sum
 from workbench.llm_table.llm_row import DataOverlap, LlmRow
 from workbench.llm_table.row_model import MODULE
 from workbench.plan.lowered import Lowered, Route
@@ -102,4 +103,4 @@ def _overlap_s(prices: Price, lowered: Lowered, rank: int) -> float:
     actions = lowered.plan.program[rank]
     forwards = [prices.durations_s[a] for a in actions if a.kind is Pass.F and a.microbatch == 0]
     num = len(forwards)
-    return sum(forwards) * (num - 1) / num if num else 0.0
+    return float_sum(forwards) * (num - 1) / num if num else 0.0

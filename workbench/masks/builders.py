@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from workbench.float_sum import float_sum
 from workbench.masks.bitfield import MAX_MODALITY, NO_LIMIT, TEXT_BIT, Bitfield, concatenate, uniform
 
 TEXT = 0
@@ -51,7 +52,7 @@ class Mixture:
                 f"want a share and a span for each of at most {MAX_MODALITY} encoders, "
                 f"got {len(self.shares)} shares and {len(self.spans)} spans"
             )
-        if any(not share >= 0 for share in self.shares) or not sum(self.shares) <= 1:
+        if any(not share >= 0 for share in self.shares) or not float_sum(self.shares) <= 1:
             raise ValueError(f"shares must be >= 0 and add up to at most 1, got {self.shares}")
         if any(span < 1 for span in self.spans):
             raise ValueError(f"spans must be >= 1 token, got {self.spans}")

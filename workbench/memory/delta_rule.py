@@ -5,6 +5,7 @@ from math import ceil
 from typing import NamedTuple
 
 from workbench.cost.delta_rule import CHUNK
+from workbench.float_sum import float_sum
 from workbench.memory.setting import Setting
 from workbench.model.layer import DeltaRule
 from workbench.units import FLOAT32_BYTES
@@ -37,7 +38,7 @@ def eager_rule_bytes(rule: DeltaRule, setting: Setting, *, is_trained: bool) -> 
     Complexity: O(items).
     """
     groups = Counter(setting.lengths).items()
-    heads_bytes = sum(_group_bytes(rule, setting, length, num) for length, num in groups)
+    heads_bytes = float_sum(_group_bytes(rule, setting, length, num) for length, num in groups)
     if is_trained:
         decays = sum(setting.lengths) + 2 * len(groups)
         heads_bytes += decays * rule.num_heads * setting.wide_bytes

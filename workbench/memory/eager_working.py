@@ -5,6 +5,7 @@ from itertools import accumulate
 from operator import add
 from typing import NamedTuple
 
+from workbench.float_sum import float_sum
 from workbench.memory.operator_working import OperatorBytes
 from workbench.memory.setting import Setting
 from workbench.model.frozen import Needs
@@ -61,7 +62,7 @@ def eager_working(
     so_far = list(accumulate(reversed(gradients)))[::-1]
     return Working(
         forward,
-        round(peak.with_gradients(so_far) - sum(gradients)),
+        round(peak.with_gradients(so_far) - float_sum(gradients)),
         round(peak.with_gradients(gradients)),
     )
 
@@ -72,7 +73,7 @@ def _gradient_bytes(layer: Layer, operator: Operator, setting: Setting) -> float
         parameter.num_elements / (1 if parameter.shard is Shard.REPLICATED else setting.grid.tp)
         for parameter in trainable_in(layer, operator)
     )
-    return sum(elements) * setting.element_bytes
+    return float_sum(elements) * setting.element_bytes
 
 
 def eager_input_working(layer: Layer, needs: Needs, setting: Setting) -> tuple[float, ...]:
@@ -102,7 +103,7 @@ class _BackwardPeak:
     def __init__(self, operators: OperatorBytes, kept: Sequence[float]) -> None:
         pairs = zip(accumulate(kept), operators.backward(), strict=True)
         self._held = [still_kept + in_work for still_kept, in_work in pairs]
-        self._gradient, self._kept = operators.gradient, sum(kept)
+        self._gradient, self._kept = operators.gradient, float_sum(kept)
 
     def with_gradients(self, gradients: Sequence[float]) -> float:
         """Return the peak; `gradients` [operators]: weights' gradients while the backward is at each."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from workbench.cost.expert_parallel import on_rank
 from workbench.cost.recurrence import AnyRecurrence
 from workbench.cost.roofline import Grid, Work, operator_tokens
+from workbench.float_sum import float_sum
 from workbench.memory.adapters import inner_width
 from workbench.memory.eager import (
     Kept,
@@ -94,7 +95,7 @@ def layer_bytes(layer: Layer, needs: Needs, setting: Setting, kernels: Kernels) 
         in_work = eager_working(layer, needs, setting, by_operator, num_matrices)
         return LayerBytes(kept, shared, in_work.forward, in_work.backward, in_work.accumulating, needs.any)
     keeping = with_kept_inputs(layer, setting.products, beside_attention=kernels.is_megatron)
-    saved = round(sum(_without_recomputed(layer, _saved_by_operator(keeping, needs, setting), setting)))
+    saved = round(float_sum(_without_recomputed(layer, _saved_by_operator(keeping, needs, setting), setting)))
     working = fused_working(layer, _passing_on(setting, kernels))
     backward = working.backward if needs.any else 0
     entering = (
@@ -103,7 +104,7 @@ def layer_bytes(layer: Layer, needs: Needs, setting: Setting, kernels: Kernels) 
     kept = Kept(saved, _fused_input_bytes(layer, needs, entering))
     if kernels.is_megatron:
         by_operator = _megatron_saved(keeping, needs, setting, kernels)
-        kept = Kept(round(sum(_without_recomputed(layer, by_operator, setting))), kept.input_bytes)
+        kept = Kept(round(float_sum(_without_recomputed(layer, by_operator, setting))), kept.input_bytes)
     return LayerBytes(kept, 0, working.forward, backward, backward, needs.any)
 
 
@@ -161,7 +162,7 @@ def _fused_input_bytes(layer: Layer, needs: Needs, setting: Setting) -> int:
     if keeps_cast(layer, first[0], setting.products):
         return 0
     alone = replace(layer, operators=first)
-    return round(sum(_saved_by_operator(alone, needs, setting)))
+    return round(float_sum(_saved_by_operator(alone, needs, setting)))
 
 
 ADAMW_MOMENTS, MUON_MOMENTS = 2, 1  # per trained parameter
@@ -229,7 +230,7 @@ def saved_bytes(layer: Layer, needs: Needs, work: Work, grid: Grid, element_byte
     Complexity: O(operators).
     """
     setting = Setting(work, grid, element_bytes, is_gathered=False)
-    return round(sum(_saved_by_operator(layer, needs, setting)))
+    return round(float_sum(_saved_by_operator(layer, needs, setting)))
 
 
 def _saved_by_operator(layer: Layer, needs: Needs, setting: Setting) -> Iterator[float]:

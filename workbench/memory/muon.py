@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from math import ceil
 
+from workbench.float_sum import float_sum
 from workbench.model.muon import newton_schulz_bytes
 from workbench.plan.instance_cache import cached_on_instance
 from workbench.plan.lowered import Weights
@@ -31,7 +32,7 @@ def _pool_bytes(plan: Plan, pooled: tuple[Weights, ...], num_ranks: int) -> int:
         return max(_turn_bytes(matrix, element_bytes, ortho_bytes) for matrix in matrices)
     matrices = [each for matrix in matrices for each in matrix.each()]
     owned = ceil(_most_owned(matrices, num_ranks))
-    in_parts = ceil(sum(matrix.held_elements for matrix in matrices) / num_ranks)
+    in_parts = ceil(float_sum(matrix.held_elements for matrix in matrices) / num_ranks)
     largest = max(_turn_bytes(matrix, ortho_bytes, ortho_bytes) for matrix in matrices)
     return (in_parts + owned) * ortho_bytes + largest
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from workbench.cost.expert_parallel import COMBINE, FOR_ALL, FOR_ALL_GATED
+from workbench.float_sum import float_sum
 from workbench.memory.activations import activation_tensors
 from workbench.memory.block_form import UNSCALED, is_head_major, is_parallel
 from workbench.memory.eager import (
@@ -193,7 +194,7 @@ class OperatorBytes:
             op for op in self._layer.operators if isinstance(op, Matmul) and op.name.endswith((GATE_UP, UP))
         )
         rows = (self._setting.tokens(op) * self._read(op) for op in entering if is_of_expert(op))
-        return copies * sum(rows)
+        return copies * float_sum(rows)
 
     def _scores(self, operator: Operator) -> WorkingScores:
         if not isinstance(operator, Attention):

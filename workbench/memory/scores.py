@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import NamedTuple
 
+from workbench.float_sum import float_sum
 from workbench.memory.setting import Setting
 from workbench.model.layer import Attention
 
@@ -48,7 +49,7 @@ def working_scores(attention: Attention, setting: Setting, *, is_biased: bool) -
 
 def score_bytes(attention: Attention, setting: Setting) -> float:
     """Return the bytes of a float32 or wider number per head and pair of tokens of an item."""
-    pairs = attention.num_heads / setting.grid.tp * sum(n * n for n in setting.lengths)
+    pairs = attention.num_heads / setting.grid.tp * float_sum(n * n for n in setting.lengths)
     return pairs * setting.wide_bytes
 
 

@@ -9,6 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from workbench.arrays import Ints
+from workbench.float_sum import float_sum
 from workbench.memory.layer import layer_bytes, layer_split_bytes
 from workbench.memory.pass_setting import setting_of
 from workbench.memory.setting import Setting
@@ -192,7 +193,7 @@ class Sizes:
             moments = list(weight_moments(splits))
         else:
             moments = list(first_moments(self._in_stage(stage, needs, setting)))
-        peak = max(moments, key=sum)
+        peak = max(moments, key=float_sum)
         return peak._replace(kept=peak.kept - moments[0].kept)
 
     def _stage_number(self, stage: Stage) -> int:

@@ -5,6 +5,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from workbench.cost.expert_parallel import FOR_ALL
+from workbench.float_sum import float_sum
 from workbench.memory.adapters import inner_bytes
 from workbench.memory.setting import INDEX_BYTES, Setting
 from workbench.model.experts import ROUTER, SHARED, is_of_expert
@@ -80,26 +81,26 @@ def split_bytes(
     if not needs.any:
         return NO_SPLIT
     uses = dict(_uses(layer, setting, kept, num_matrices)) if needs.weight_grad else {}
-    reads = sum(use.reads for use in uses.values())
+    reads = float_sum(use.reads for use in uses.values())
     freed_by_i = list(kept)
     for use in uses.values():
         freed_by_i[use.kept_by] -= use.reads
     written = [uses[i].gradient if i in uses else 0.0 for i in range(len(kept))]
-    later = [sum(written) - up_to for up_to in accumulate(written)]
+    later = [float_sum(written) - up_to for up_to in accumulate(written)]
     tensors = zip(accumulate(freed_by_i), later, working, strict=True)
-    in_work = max((sum(parts) for parts in tensors), default=0.0)
+    in_work = max((float_sum(parts) for parts in tensors), default=0.0)
     return SplitBytes(
-        left=round(reads + sum(written)),
+        left=round(reads + float_sum(written)),
         input_pass=round(reads + in_work),
         weight_pass=round(_weight_pass(list(uses.values())) + (_turned(layer, setting) if uses else 0.0)),
-        gradients=round(sum(use.weight for use in uses.values())),
+        gradients=round(float_sum(use.weight for use in uses.values())),
         temporary=round(_temporary(layer, setting)) if uses else 0,
     )
 
 
 def _weight_pass(uses: Sequence[_Use]) -> float:
     """Return the peak over uses in forward order; a tensor is freed when its last reader is done."""
-    current = sum(use.reads + use.gradient for use in uses)
+    current = float_sum(use.reads + use.gradient for use in uses)
     peak, shared = current, 0.0
     for use in uses:
         current += use.weight
@@ -115,7 +116,7 @@ def _weight_pass(uses: Sequence[_Use]) -> float:
 def _turned(layer: Layer, setting: Setting) -> float:
     """Return the gradient of a rule's channels, which W turns: a convolution has it channel by channel."""
     rules = (operator for operator in layer.operators if isinstance(operator, Recurrence))
-    elements = sum(setting.tokens(rule) * rule.width for rule in rules)
+    elements = float_sum(setting.tokens(rule) * rule.width for rule in rules)
     return elements * setting.element_bytes / setting.grid.tp
 
 
@@ -168,7 +169,7 @@ def _weight_bytes(layer: Layer, operator: Matmul | Lookup, setting: Setting, num
     """Return the bytes of the gradients of an operator's trained weights, of so many matrices."""
     if layer.has_adapters:
         cut = {Shard.REPLICATED: 1, Shard.COLUMN: setting.grid.tp, Shard.ROW: setting.grid.tp}
-        elements = sum(p.num_elements / cut[p.shard] for p in trainable_in(layer, operator))
+        elements = float_sum(p.num_elements / cut[p.shard] for p in trainable_in(layer, operator))
         return elements * setting.element_bytes
     ranks = 1 if operator.shard is Shard.REPLICATED else setting.grid.tp
     return num_matrices * sum(p.num_elements for p in operator.parameters()) * setting.element_bytes / ranks

@@ -3,6 +3,7 @@
 from collections import Counter
 from math import ceil
 
+from workbench.float_sum import float_sum
 from workbench.memory.delta_rule import RuleWorking
 from workbench.memory.setting import Setting
 from workbench.model.layer import Layer, Pointwise, StateScan
@@ -35,7 +36,7 @@ def eager_scan_bytes(scan: StateScan, setting: Setting, *, is_trained: bool) -> 
     Complexity: O(items).
     """
     groups = Counter(setting.lengths).items()
-    heads_bytes = sum(_group_bytes(scan, setting, length, num, is_trained) for length, num in groups)
+    heads_bytes = float_sum(_group_bytes(scan, setting, length, num, is_trained) for length, num in groups)
     masks = sum(2 * scan.chunk**2 + 2 * (ceil(length / scan.chunk) + 1) ** 2 for length, _ in groups)
     return heads_bytes / setting.grid.tp + masks
 

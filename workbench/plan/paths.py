@@ -6,6 +6,7 @@ from math import gcd
 from typing import NamedTuple
 
 from workbench.cost.hardware import Cluster
+from workbench.float_sum import float_sum
 from workbench.plan.lowered import Route, Slice
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.plan.plan import Boundaries, Plan
@@ -146,7 +147,7 @@ def _byte_s(cluster: Cluster, parts: Sequence[Sequence[Path]]) -> float:
         port, link = port_of(cluster, path.source_rank, path.destination_ranks)
         key = path.follows, port
         busy_s[key] = busy_s.get(key, 0.0) + 1 / (len(parts) * link.bytes_per_s)
-    return sum(
+    return float_sum(
         max((seconds for (follows, _), seconds in busy_s.items() if follows is hop), default=0.0)
         for hop in (False, True)
     )

@@ -10,6 +10,7 @@ import numpy as np
 from workbench.arrays import Ints
 from workbench.cost.roofline import RowWork, Work
 from workbench.data.sample import Item, Sample, Segment
+from workbench.float_sum import float_sum
 from workbench.masks.bitfield import Bitfield, concatenate
 from workbench.masks.builders import chunked, full, narrowed
 from workbench.masks.patterns import CAUSAL, FULL, sample_bitfield
@@ -207,7 +208,7 @@ def _works_over(
 
 def _busiest(by_owner: Sequence[Sequence[_Share]]) -> list[int]:
     """Return the owners that no other owner equals or exceeds in tokens and pairs, by falling pairs."""
-    totals = [tuple(map(sum, zip(*rows, strict=True))) for rows in by_owner]
+    totals = [tuple(map(float_sum, zip(*rows, strict=True))) for rows in by_owner]
     busiest: list[int] = []
     for owner in sorted(range(len(totals)), key=lambda o: (totals[o][1], totals[o], -o), reverse=True):
         if not any(all(map(ge, totals[other], totals[owner])) for other in busiest):

@@ -7,6 +7,7 @@ from itertools import accumulate, pairwise
 
 from workbench.balance.stages.partition import partition
 from workbench.cost.model import CostModel
+from workbench.float_sum import float_sum
 from workbench.job.device_pools import check_taken
 from workbench.job.job import Job
 from workbench.job.module_layout import ModuleLayout
@@ -156,7 +157,7 @@ def bottleneck_s(cost_s: Sequence[float], cuts: Cuts, schedule: Schedule, virtua
     blocks: dict[int, float] = {}
     for index, (first, last) in enumerate(cuts):
         block = rank_block(schedule, index, len(cuts)) if virtual > 1 else index
-        blocks[block] = blocks.get(block, 0.0) + sum(cost_s[first:last])
+        blocks[block] = blocks.get(block, 0.0) + float_sum(cost_s[first:last])
     return max(blocks.values())
 
 

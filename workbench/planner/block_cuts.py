@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
+from workbench.float_sum import float_sum
+
 Cuts = tuple[tuple[int, int], ...]
 
 
@@ -31,8 +33,8 @@ def even_blocks(cost_s: Sequence[float], cuts: Cuts, block_of: Callable[[int], i
 def _objective(cost_s: Sequence[float], cuts: Cuts, block_of: Callable[[int], int]) -> tuple[float, float]:
     load_of: dict[int, float] = {}
     for index, (first, last) in enumerate(cuts):
-        load_of[block_of(index)] = load_of.get(block_of(index), 0.0) + sum(cost_s[first:last])
-    return max(load_of.values()), sum(load * load for load in load_of.values())
+        load_of[block_of(index)] = load_of.get(block_of(index), 0.0) + float_sum(cost_s[first:last])
+    return max(load_of.values()), float_sum(load * load for load in load_of.values())
 
 
 def _moves(cuts: Cuts) -> Iterator[Cuts]:

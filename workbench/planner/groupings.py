@@ -12,6 +12,7 @@ from workbench.balance.microbatches.reorder import reorder_samples
 from workbench.balance.tokens.policies import longest_first_equal_counts
 from workbench.cost.model import CostModel
 from workbench.data.sample import Sample
+from workbench.float_sum import float_sum
 from workbench.job.job import Job
 from workbench.plan.build import chunked_microbatches, shared_microbatches
 from workbench.plan.lru_cache import Identity, LruCache
@@ -152,7 +153,7 @@ def _lightest_first(
 
     Replicas take groups in turn, so that groups that run at the same time are alike.
     """
-    lightest = sorted(groups, key=lambda indices: sum(work_s[index] for index in indices))
+    lightest = sorted(groups, key=lambda indices: float_sum(work_s[index] for index in indices))
     return tuple(tuple(sorted(ids[index] for index in indices)) for indices in lightest)
 
 

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from workbench.float_sum import float_sum
 from workbench.model.experts import is_of_expert
 from workbench.model.layer import Layer, Parameter, Shard
 from workbench.model.trained import trained_parameters
@@ -70,10 +71,10 @@ def elements_on(layer: Layer, choice: ModuleChoice, settings: Settings) -> Eleme
     """The elements of one layer on one rank."""
     expert_weights = 0.0
     if choice.num_expert_holders != choice.num_holders:
-        expert_weights = sum(p.num_elements / choice.ep for p in layer.parameters() if is_of_expert(p))
+        expert_weights = float_sum(p.num_elements / choice.ep for p in layer.parameters() if is_of_expert(p))
     return Elements(
-        weights=sum(p.num_elements / _num_cuts(p, choice) for p in layer.parameters()),
-        trained=sum(p.num_elements / _num_cuts(p, choice) for p in trained_parameters(layer)),
+        weights=float_sum(p.num_elements / _num_cuts(p, choice) for p in layer.parameters()),
+        trained=float_sum(p.num_elements / _num_cuts(p, choice) for p in trained_parameters(layer)),
         of_experts=expert_weights if layer.trainable else 0.0,
         expert_weights=expert_weights,
         matrices=matrices_on(settings, layer, choice),
@@ -105,10 +106,10 @@ def elements_of(parts: Iterable[Elements]) -> Elements:
     more = Counter(each.name for each in users) - Counter(once.keys())  # uses besides the first
     again = [(each, more[each.name]) for each in once.values()]
     return Elements(
-        float(sum(weights) - sum(each.weights * uses for each, uses in again)),
-        float(sum(trained) - sum(each.trained * uses for each, uses in again)),
-        float(sum(of_experts)),
-        float(sum(expert_weights)),
+        float(float_sum(weights) - float_sum(each.weights * uses for each, uses in again)),
+        float(float_sum(trained) - float_sum(each.trained * uses for each, uses in again)),
+        float(float_sum(of_experts)),
+        float(float_sum(expert_weights)),
         joined(matrices),
         tuple(once.values()),
     )
@@ -119,7 +120,7 @@ def total_of(layers: Sequence[Totals]) -> Totals:
     if not layers:
         return Totals(0, 0.0, 0.0, 0.0, 0.0, Elements(0.0, 0.0, 0.0, 0.0))
     num, forward, backward, kept, working, held = zip(*layers, strict=True)
-    forward_s, backward_s, kept_bytes = (float(sum(values)) for values in (forward, backward, kept))
+    forward_s, backward_s, kept_bytes = (float(float_sum(values)) for values in (forward, backward, kept))
     return Totals(sum(num), forward_s, backward_s, kept_bytes, float(max(working)), elements_of(held))
 
 

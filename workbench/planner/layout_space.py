@@ -8,6 +8,7 @@ from math import prod
 
 import numpy as np
 
+from workbench.float_sum import float_sum
 from workbench.job.module_layout import ModuleLayout
 from workbench.model.model_graph import Module
 from workbench.plan.lru_cache import Identity, LruCache
@@ -182,7 +183,7 @@ class LayoutSpace:
                 of_dp[llm.dp] = [part_of(choices, phase_s) for choices in nested]
             parts = of_dp[llm.dp]
             if all(part.choices for part in parts):
-                phases_s = sum(float(part.seconds.min()) for part in parts)
+                phases_s = float_sum(float(part.seconds.min()) for part in parts)
                 yield Family(
                     self._steps.llm_bound_s(llm) + phases_s,
                     prod(len(part.choices) for part in parts) * len(self._offloads()),

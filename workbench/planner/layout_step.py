@@ -11,6 +11,7 @@ from workbench.arrays import Floats
 from workbench.balance.stages.partition import partition
 from workbench.cost.group_link import group_link
 from workbench.cost.model import CostModel
+from workbench.float_sum import float_sum
 from workbench.job.job import Job
 from workbench.plan.lru_cache import Identity, LruCache
 from workbench.planner.boundary_price import received_bytes, regrouped, sent
@@ -209,11 +210,11 @@ class LayoutSteps:
         crossings = [
             regrouped(self.prices, encoder, choice.llm, _counts(chain)) for encoder in choice.encoders
         ]
-        boundary_s = sum(crossing.before_s + crossing.after_s for crossing in crossings)
-        num_bytes = sum(
+        boundary_s = float_sum(crossing.before_s + crossing.after_s for crossing in crossings)
+        num_bytes = float_sum(
             received_bytes(self.prices, encoder, choice.llm, _counts(chain)) for encoder in choice.encoders
         )
-        phases_s = sum(self.phases_s(encoder, choice.llm) for encoder in choice.encoders)
+        phases_s = float_sum(self.phases_s(encoder, choice.llm) for encoder in choice.encoders)
         ranks = [
             [Held(choice.llm, stage, min(len(chain.stages) - index, rounds)), *encoded]
             for index, stage in enumerate(chain.stages)
@@ -221,7 +222,7 @@ class LayoutSteps:
         passes_s = phases_s + boundary_s + self.llm_s(choice.llm)
         more = [2 * num_bytes, *[0.0] * (len(ranks) - 1)]  # features and their gradients
         if choice.offload:  # encoders' state and the LLM's activations are never resident at once
-            moved = sum(map(self.prices.moved_bytes, choice.encoders))
+            moved = float_sum(map(self.prices.moved_bytes, choice.encoders))
             passes_s += moves_s(moved)
             llm_kept_bytes = [llm.in_flight * llm.layers.kept_bytes for llm, *_ in ranks]
             more = [
@@ -260,7 +261,7 @@ class LayoutSteps:
         # and one whole backward follows its last.
         passes_s = max(
             pipeline_s((*forward_s, *llm.forward_s), (*backward_s, *llm.backward_s), rounds),
-            sum(round_s) + self.llm_s(choice.llm),
+            float_sum(round_s) + self.llm_s(choice.llm),
         )
         return self._step(ranks, passes_s, boundary_s, _counts(llm))
 
@@ -277,7 +278,7 @@ class LayoutSteps:
         accounts = [[self._account(part) for part in parts] for parts in ranks]
         return LayoutStep(
             passes_s=passes_s,
-            exchange_s=max(sum(part.exposed_s for part in parts) for parts in accounts),
+            exchange_s=max(float_sum(part.exposed_s for part in parts) for parts in accounts),
             update_s=max(map(self._update_s, ranks, accounts)),
             boundary_s=boundary_s,
             peak_bytes=round(
@@ -292,7 +293,9 @@ class LayoutSteps:
 
     def _update_s(self, parts: Sequence[Held], accounts: Sequence[Account]) -> float:
         matrices = [(part.choice, part.layers.held.matrices) for part in parts]
-        return sum(account.update_s for account in accounts) + self.prices.matrix_updates.seconds(matrices)
+        return float_sum(account.update_s for account in accounts) + self.prices.matrix_updates.seconds(
+            matrices
+        )
 
     @property
     def memory_bytes(self) -> int:
@@ -312,8 +315,11 @@ class LayoutSteps:
             return self._chains[key]
         layers = self.prices.layers(choice, samples or self.job.microbatch_samples)
         layers_s = [layer.forward_s + layer.backward_s for layer in layers]
-        ahead_s = sum(part.forward_s for part in leading), sum(part.backward_s for part in leading)
-        layers_s[0] += sum(ahead_s)
+        ahead_s = (
+            float_sum(part.forward_s for part in leading),
+            float_sum(part.backward_s for part in leading),
+        )
+        layers_s[0] += float_sum(ahead_s)
         stages = on_own_ranks(
             [total_of(layers[first:last]) for first, last in _partition(tuple(layers_s), choice.pp)]
         )

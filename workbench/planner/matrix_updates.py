@@ -9,6 +9,7 @@ from workbench.cost.collectives import Collective
 from workbench.cost.group_link import group_link
 from workbench.cost.hardware import Cluster
 from workbench.cost.model import CostModel
+from workbench.float_sum import float_sum
 from workbench.model.layer import Layer
 from workbench.plan.matrix_pools import HeldMatrix, held_matrices
 from workbench.plan.plan import Settings
@@ -68,7 +69,7 @@ def _summed(parts: Iterable[Counts]) -> Counts:
 
 def shard_elements(choice: ModuleChoice, matrices: Matrices) -> float:
     """Elements of matrices in the part of the optimizer state that a rank has."""
-    return sum(
+    return float_sum(
         count * matrix.held_elements / sharers.num_ranks
         for counts, sharers in _sharers_of(choice, matrices)
         for matrix, count in counts
@@ -109,7 +110,7 @@ class MatrixUpdates:
             for counts, sharers in _sharers_of(choice, matrices):
                 if counts:
                     pools.setdefault(sharers, []).append(counts)
-        return sum((self._pool_s(_summed(parts), sharers) for sharers, parts in pools.items()), 0.0)
+        return float_sum((self._pool_s(_summed(parts), sharers) for sharers, parts in pools.items()), 0.0)
 
     def _find_pool_s(self, counts: Counts, sharers: _Sharers) -> float:
         num_ranks, stride, instances = sharers

@@ -11,6 +11,7 @@ from workbench.cost.group_link import group_link, ring_link
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel, Work
 from workbench.cost.roofline import Grid
+from workbench.float_sum import float_sum
 from workbench.job.job import Job
 from workbench.memory.layer import MUON_MOMENTS, layer_bytes, state_bytes_of
 from workbench.memory.setting import Setting
@@ -148,7 +149,7 @@ class ModulePrices:
             ):
                 gathered, reduced = elements * size.weight, elements * size.gradient
                 both.append(self._exchange(gathered, reduced, holders, choice.instances, stride))
-            self._exchanges[key] = BoundaryExchange(*map(sum, zip(*both, strict=True)))
+            self._exchanges[key] = BoundaryExchange(*map(float_sum, zip(*both, strict=True)))
         return self._exchanges[key]
 
     def sharded_exchange(self, choice: ModuleChoice, held: Elements) -> BoundaryExchange:
@@ -164,7 +165,7 @@ class ModulePrices:
         gathered, reduced = held.expert_weights * self.size.weight, held.of_experts * self.size.gradient
         holders, stride = choice.num_expert_holders, choice.ep
         experts = self._exchange(gathered, reduced, holders, choice.instances, stride)
-        return BoundaryExchange(*map(sum, zip(dense, experts, strict=True)))
+        return BoundaryExchange(*map(float_sum, zip(dense, experts, strict=True)))
 
     def sum_s(self, elements: float, ranks: Sequence[int]) -> float:
         """Seconds to all-reduce gradients of `elements` elements among these ranks."""
@@ -215,7 +216,7 @@ class ModulePrices:
         """
         dense = held.trained - held.of_experts
         if choice.shards_state:
-            dense -= sum(each.trained * (1 - 1 / each.num_stages) for each in held.tied)
+            dense -= float_sum(each.trained * (1 - 1 / each.num_stages) for each in held.tied)
         dense /= choice.num_holders // choice.instances
         return dense + held.of_experts / (choice.num_expert_holders // choice.instances)
 

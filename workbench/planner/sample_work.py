@@ -7,6 +7,7 @@ from typing import NamedTuple
 from workbench.cost.model import CostModel, RowWork, Work
 from workbench.cost.quadratic import FIT_TOKENS, Quadratic, fit_quadratic
 from workbench.data.sample import Sample
+from workbench.float_sum import float_sum
 from workbench.job.job import Job
 from workbench.model.layer import Attention
 from workbench.model.model_graph import TEXT, Module
@@ -89,7 +90,7 @@ def _layers_s(job: Job, cost: CostModel, module: Module, work: Work, indices: Se
         first: mean_cost(machine, module.layers[first], needs[first], [(work, 1.0)], recomputed=False).total_s
         for first in {firsts[index] for index in indices}
     }
-    return sum(total_s[firsts[index]] for index in indices)
+    return float_sum(total_s[firsts[index]] for index in indices)
 
 
 def module_quadratic(job: Job, cost: CostModel, module: Module, aside: Collection[int] = ()) -> Quadratic:
@@ -121,7 +122,7 @@ def _out_per_in(job: Job, module: Module) -> float:
 
 
 def _encoder_s(sample: Sample, encoders: Sequence[Module], quadratics: dict[str, Quadratic]) -> float:
-    return sum(
+    return float_sum(
         segment.num_tiles * quadratics[module.name].seconds(segment.tile_tokens)
         for module in encoders
         for segment in sample.of(module.modality)

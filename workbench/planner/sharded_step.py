@@ -7,6 +7,7 @@ from typing import NamedTuple
 from workbench.cost.group_link import busy_share, group_link
 from workbench.cost.hardware import Link
 from workbench.cost.overlapped_collectives import loss_on
+from workbench.float_sum import float_sum
 from workbench.memory.layer import StateBytes
 from workbench.planner.layer_totals import Elements, Totals
 from workbench.planner.layout_choice import LayoutChoice, LayoutStep, ModuleChoice
@@ -107,7 +108,7 @@ def _held_bytes(prices: ModulePrices, layers: Sequence[tuple[ModuleChoice, Total
     """Bytes of a rank's shards of all layers, and of activations that they keep."""
     size, held_bytes = prices.size, 0.0
     for part, layer in layers:
-        state_bytes = sum(
+        state_bytes = float_sum(
             (weights * size.weight + trained * (size.gradient + size.optimizer)) / shards
             for weights, trained, shards in _parts(part, layer.held)
         )
@@ -125,7 +126,7 @@ def _parts(part: ModuleChoice, layer: Elements) -> Iterator[tuple[float, float, 
 
 def _gathered(part: ModuleChoice, layer: Elements) -> float:
     """Elements that a round of a layer gathers: all but experts with one holder."""
-    return sum(weights for weights, _, shards in _parts(part, layer) if shards > 1)
+    return float_sum(weights for weights, _, shards in _parts(part, layer) if shards > 1)
 
 
 class _Layer(NamedTuple):
@@ -180,7 +181,7 @@ def _whole_bytes(layers: Sequence[_Layer], size: StateBytes) -> float:
         + layer.held.trained * size.gradient * (after is not ReshardAfter.STEP)
         for layer, _, _, after, gathered in layers
     )
-    return sum(kept) + PREFETCHED * max(in_use)
+    return float_sum(kept) + PREFETCHED * max(in_use)
 
 
 def _joined(rounds: Sequence[_Round]) -> list[_Round]:

@@ -4,6 +4,7 @@ import random
 
 from workbench.balance.orchestration.allocation import num_trials, stable_batch_size
 from workbench.cost.model import CostModel
+from workbench.float_sum import float_sum
 from workbench.job.job import Job
 from workbench.planner.sample_work import sample_work
 
@@ -28,7 +29,9 @@ def stable_batch_samples(job: Job, cost: CostModel, num_ranks: int) -> int:
 
     def draw(num_samples: int) -> tuple[float, float]:
         drawn = rng.choices(indices, k=num_samples)
-        return sum(work.encoder_s[index] for index in drawn), sum(work.llm_s[index] for index in drawn)
+        return float_sum(work.encoder_s[index] for index in drawn), float_sum(
+            work.llm_s[index] for index in drawn
+        )
 
     trials = num_trials(CONFIDENCE, MOST_FAILURES)
     return stable_batch_size(draw, num_ranks, first=1, most=MOST_SAMPLES, trials=trials)[-1].num_samples

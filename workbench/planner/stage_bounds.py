@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from workbench.arrays import Flags
 from workbench.cost.model import CostModel
+from workbench.float_sum import float_sum
 from workbench.memory.sizes import Sizes
 from workbench.memory.stage import GRADIENTS, state_of
 from workbench.model.model_graph import Edge
@@ -100,7 +101,7 @@ class StageBounds:
                     lines.setdefault(tuple(sorted(stage.flat_ranks)), []).append(line)
         for lines_of_ranks in lines.values():
             ahead, passes_s, behind = zip(*lines_of_ranks, strict=True)
-            most_s = max(most_s, min(ahead) + sum(passes_s) + min(behind))
+            most_s = max(most_s, min(ahead) + float_sum(passes_s) + min(behind))
         return most_s
 
     def check_memory(self, plan: Plan) -> None:

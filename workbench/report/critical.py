@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.explain.critical_path import PathStep, critical_path, seconds_by_cause
+from workbench.float_sum import float_sum
 from workbench.plan.lower import lower
 from workbench.plan.plan import Plan
 from workbench.report.sortable import Cell, number, sortable_table
@@ -56,7 +57,7 @@ def critical_path_of(plan: Plan, trace: Trace) -> CriticalPath:
 def causes_html(path: CriticalPath) -> str:
     """A table of the path's causes, most time first."""
     seconds_of = seconds_by_cause(path.steps)
-    total_s = sum(seconds_of.values())
+    total_s = float_sum(seconds_of.values())
     rows = [
         (
             Cell(f"{cause.value}{f', {where}' if where else ''}"),

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from math import sqrt
 from typing import Any
 
+from workbench.float_sum import float_sum
 from workbench.timing.provenance import expert_loads
 from workbench.trace import Trace
 
@@ -30,7 +31,7 @@ def compared_loads(traces: Sequence[Trace], assumed: Mapping[str, float]) -> tup
     return tuple(
         ComparedLoad(
             module,
-            sqrt(sum(loads.get(module, 0.0) ** 2 for loads in by_step) / len(by_step)),
+            sqrt(float_sum(loads.get(module, 0.0) ** 2 for loads in by_step) / len(by_step)),
             assumed.get(module, 0.0),
         )
         for module in modules

@@ -10,6 +10,7 @@ from workbench.explain.difference import Difference, SecondsOf
 from workbench.explain.explanation import Account, Explanation
 from workbench.explain.idle import IdleCause, IdleSeconds
 from workbench.explain.sensitivity import Sensitivity
+from workbench.float_sum import float_sum
 from workbench.report.figure import Figure
 from workbench.report.records import simulated_record
 from workbench.report.tables import listed, mebibytes, milliseconds, percent, titled
@@ -35,7 +36,7 @@ def account_tables(account: Account, step_s: float) -> tuple[Table, ...]:
     for cause in account.path:
         if cause.seconds >= LEAST * step_s:
             path.add_row(cause.cause, cause.where, *_share(cause.seconds, step_s))
-    idle_s = sum(wait.seconds for wait in account.idle)
+    idle_s = float_sum(wait.seconds for wait in account.idle)
     unused = any(wait.cause == IdleCause.UNUSED for wait in account.idle)
     ranks = "mean rank, those without work included" if unused else "mean rank"
     title = f"idle time of the {ranks}, {milliseconds(idle_s)} of {milliseconds(step_s)}"
@@ -43,7 +44,7 @@ def account_tables(account: Account, step_s: float) -> tuple[Table, ...]:
     shown = [wait for wait in _waits(account.idle) if wait[2] >= LEAST * step_s][:MOST_SHOWN]
     for name, where, seconds in shown:
         idle.add_row(name, where, *_share(seconds, step_s))
-    rest_s = idle_s - sum(seconds for *_, seconds in shown)
+    rest_s = idle_s - float_sum(seconds for *_, seconds in shown)
     if rest_s >= LEAST * step_s:
         idle.add_row("all other causes", "", *_share(rest_s, step_s))
     return path, idle
@@ -205,7 +206,7 @@ def _seconds_table(
     shown = [row for row in rows if abs(row.change_s) >= least_s][:MOST_SHOWN]
     rest = [row for row in rows if row not in shown]
     if rest:
-        ends = (sum(row.first_s for row in rest), sum(row.second_s for row in rest))
+        ends = (float_sum(row.first_s for row in rest), float_sum(row.second_s for row in rest))
         shown.append(SecondsOf("all other causes", "", *ends))
     for row in (*shown, SecondsOf("step", "", difference.first_s, difference.second_s)):
         change = _signed(milliseconds, row.change_s)

@@ -15,6 +15,7 @@ from workbench.balance.orchestration.exact import orchestrate
 from workbench.balance.orchestration.task import Cut, Orchestration, Task, Unit
 from workbench.balance.orchestration.task import Pool as GpuPool
 from workbench.cost.model import CostModel
+from workbench.float_sum import float_sum
 from workbench.job.device_pools import Pool, placements, pool_cluster
 from workbench.job.job import Job
 from workbench.job.module_layout import ModuleLayout
@@ -267,7 +268,7 @@ def _unit(job: Job, prices: ModulePrices, module: Module, *, counts_updates: boo
         choice = on_tensor_ranks(settings, tp)
         choice = replace(choice, ep=fastest_degree(prices, choice))
         layers = prices.layers(choice, 1)
-        sample_s.append((tp, sum(layer.forward_s + layer.backward_s for layer in layers)))
+        sample_s.append((tp, float_sum(layer.forward_s + layer.backward_s for layer in layers)))
         if counts_updates:
             update_s.append((tp, prices.step_s(choice)))
     alone, size = on_tensor_ranks(settings), prices.size

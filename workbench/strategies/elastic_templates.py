@@ -12,6 +12,7 @@ from workbench.elastic.instantiate import Instantiation, fastest
 from workbench.elastic.model_chain import ModelChain, chain_order, model_chain
 from workbench.elastic.node_specification import TemplateSet, plan_templates
 from workbench.elastic.template import Template
+from workbench.float_sum import float_sum
 from workbench.job.job import Job
 from workbench.memory.layer import StateBytes
 from workbench.plan.optimizer import Optimizer
@@ -63,13 +64,15 @@ class ElasticTemplates:
     @property
     def loaded_bytes(self) -> float:
         """Bytes that a restarting job reads: all weights, and optimizer state of the trained ones."""
-        return sum(self.layer_bytes) * self._tp * self._parts
+        return float_sum(self.layer_bytes) * self._tp * self._parts
 
     @property
     def saved_bytes(self) -> float:
         """Bytes of a checkpoint: trained weights and their optimizer state; frozen ones do not change."""
         pairs = zip(self.layer_bytes, self.layers, strict=True)
-        return sum(num_bytes for num_bytes, layer in pairs if layer.held.trained) * self._tp * self._parts
+        return (
+            float_sum(num_bytes for num_bytes, layer in pairs if layer.held.trained) * self._tp * self._parts
+        )
 
     @property
     def _width(self) -> int:
@@ -138,7 +141,7 @@ class ElasticTemplates:
         position.
         """
         bytes_by_template = (
-            [sum(self.layer_bytes[s.first : s.end]) for s in template.stages for _ in range(s.num_gpus)]
+            [float_sum(self.layer_bytes[s.first : s.end]) for s in template.stages for _ in range(s.num_gpus)]
             for template in self.planned.templates
         )
         return max(
@@ -152,7 +155,9 @@ class ElasticTemplates:
         It uses the links between nodes: no two pipelines share one, and no stage spans two.
         """
         stages = self.planned.of_size(size).stages
-        elements = max(sum(layer.held.trained for layer in self.layers[s.first : s.end]) for s in stages)
+        elements = max(
+            float_sum(layer.held.trained for layer in self.layers[s.first : s.end]) for s in stages
+        )
         members, ranks_per_node = self.sharing // self._parts, self.job.cluster.nodes[0].num_ranks
         ranks = [
             node * ranks_per_node + position for node in range(num_pipelines) for position in range(members)
@@ -256,7 +261,9 @@ class _GpuLayers:
 
     def reserved_bytes(self, layers: Sequence[Totals]) -> int:
         """Memory that a GPU reserves for activations, working memory and layers gathered in full."""
-        reserved = sum(layer.kept_bytes for layer in layers) + max(layer.working_bytes for layer in layers)
+        reserved = float_sum(layer.kept_bytes for layer in layers) + max(
+            layer.working_bytes for layer in layers
+        )
         return round(reserved + (_gathered_bytes(self.prices.size, layers) if self.parts > 1 else 0))
 
 

@@ -14,6 +14,7 @@ from operator import attrgetter
 from workbench.balance.orchestration.allocation import proportional_allocation
 from workbench.balance.stages.partition import partition
 from workbench.cost.model import CostModel
+from workbench.float_sum import float_sum
 from workbench.job.job import Job
 from workbench.job.module_layout import ModuleLayout
 from workbench.model.frozen import FrozenRule
@@ -149,7 +150,7 @@ class _Search:
         self._draft = draft_plan(replace(job, replicas=1, layouts=()), "entrain-search")
         self._layers_s: dict[tuple[str, int], tuple[float, ...]] = {}
         self._whole_update_s = cache(ModulePrices(job, cost).step_s)
-        self._work = [sum(self._layers(module, 1)) for module in job.model.modules]
+        self._work = [float_sum(self._layers(module, 1)) for module in job.model.modules]
         given = [layout_of(job, module.name) for module in job.model.modules]
         self._least = [layout.tp * (layout.pp or 1) for layout in given]
 
@@ -198,14 +199,14 @@ class _Search:
         job = self._job
         num_microbatches = len(job.batch) // (replicas * job.microbatch_samples)
         stages_s = [
-            sum(layers_s[first:last])
+            float_sum(layers_s[first:last])
             for layout, layers_s in (
                 (each, self._layers(job.model.module(each.module), each.tp)) for each in layouts
             )
             for first, last in partition(layers_s, layout.pp or 1)
         ]
-        reshard_s = num_microbatches * sum(self._reshard_s(layouts))
-        formula_s = sum(stages_s) + (num_microbatches - 1) * max(stages_s) + reshard_s
+        reshard_s = num_microbatches * float_sum(self._reshard_s(layouts))
+        formula_s = float_sum(stages_s) + (num_microbatches - 1) * max(stages_s) + reshard_s
         return Configuration(
             replicas=replicas,
             layouts=layouts,

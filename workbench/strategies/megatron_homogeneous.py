@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from workbench.cost.model import CostModel
+from workbench.float_sum import float_sum
 from workbench.job.job import Job
 from workbench.plan.plan import Plan
 from workbench.plan.stage import Stage
@@ -119,7 +120,7 @@ def first_stage_encoders(
     """
     llm = choice.llm
     first, *rest = layers_s[llm.module]
-    encoders_s = sum(sum(layers_s[encoder.module]) for encoder in choice.encoders)
+    encoders_s = float_sum(float_sum(layers_s[encoder.module]) for encoder in choice.encoders)
     cuts: dict[str, Cuts] = {
         encoder.module: ((0, len(layers_s[encoder.module])),) for encoder in choice.encoders
     }

@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 
 from workbench.cost.model import CostModel, LayerTime
+from workbench.float_sum import float_sum
 from workbench.model.layer import Attention, Layer
 from workbench.model.reach import ANY, Reach
 from workbench.model.trained import first_trained
@@ -129,9 +130,10 @@ def with_attention(rest: LayerTime, layer: Layer, times: Times) -> LayerTime:
         return rest
     after_first = {operator.name for operator in layer.operators[first_trained(layer) + 1 :]}
     return LayerTime(
-        rest.forward_s + sum(time.forward_s for time in times.values()),
-        rest.input_grad_s + sum(time.backward_s for time in times.values()),
+        rest.forward_s + float_sum(time.forward_s for time in times.values()),
+        rest.input_grad_s + float_sum(time.backward_s for time in times.values()),
         rest.weight_grad_s,
         rest.unmeasured.union(*(time.unmeasured for time in times.values())),
-        rest.interior_grad_s + sum(time.backward_s for name, time in times.items() if name in after_first),
+        rest.interior_grad_s
+        + float_sum(time.backward_s for name, time in times.items() if name in after_first),
     )

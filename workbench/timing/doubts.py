@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from workbench.cost.products import ProductFormat
 from workbench.cost.profile import Fit, Profile
+from workbench.float_sum import float_sum
 from workbench.timing.interval import MEDIAN_OF_NORMAL, Doubt
 from workbench.timing.shares import Source
 
@@ -103,7 +104,7 @@ def deviation_of(profile: Profile, source: Source, *, across_nodes: bool) -> flo
     fits = [fit for fit in profile.fits if _is_of(fit, source)]
     if not fits:
         return SCALED[source]
-    return sum(fit.median for fit in fits) / len(fits) / MEDIAN_OF_NORMAL
+    return float_sum(fit.median for fit in fits) / len(fits) / MEDIAN_OF_NORMAL
 
 
 def narrow_doubts(

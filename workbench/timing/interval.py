@@ -9,6 +9,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from workbench.float_sum import float_sum
+
 Z = 1.2816  # of a normal distribution: 80 % lie within so many deviations
 MEDIAN_OF_NORMAL = 0.6745  # deviations within which half of a normal distribution lies
 TOGETHER = 0.3  # correlation of any two reasons
@@ -68,9 +70,9 @@ def interval(seconds: float, doubts: Iterable[Doubt], *, together: float = TOGET
         raise ValueError(f"interval: want a correlation from 0 to 1, got {together}; nearest: {TOGETHER}")
     widest = tuple(sorted(doubts, key=lambda doubt: -doubt.deviation))
     deviations = [min(doubt.deviation, MOST_SPREAD) for doubt in widest]
-    independent = sum(deviation**2 for deviation in deviations)
-    correlated = sum(deviations) ** 2
+    independent = float_sum(deviation**2 for deviation in deviations)
+    correlated = float_sum(deviations) ** 2
     spread = Z * math.sqrt((1 - together) * independent + together * correlated)
     factor = math.exp(min(spread, MOST_SPREAD))
-    middle_s = seconds * math.exp(min(sum(doubt.centre for doubt in widest), MOST_SPREAD))
+    middle_s = seconds * math.exp(min(float_sum(doubt.centre for doubt in widest), MOST_SPREAD))
     return Interval(middle_s / factor, middle_s * factor, widest)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from workbench.cost.collectives import Collective
 from workbench.cost.model import CostModel
 from workbench.cost.roofline import RowWork, Work, wide_sum_bytes
+from workbench.float_sum import float_sum
 from workbench.masks.bitfield import concatenate
 from workbench.masks.tiles import area
 from workbench.model.layer import Attention, Layer, LayerKind, TokenCount
@@ -112,7 +113,7 @@ class ExchangedAttention:
         pairs = sum(map(sum, blocks.pairs))
         forward_s, backward_s = self._compute_s(call, part, sum(blocks.tokens), pairs)
         element_bytes = self._element_bytes * operator.head_dim * max(blocks.tokens)
-        moved_s = 2 * sum(
+        moved_s = 2 * float_sum(
             self._exchanged_s(call, _local(call, heads) * element_bytes)
             for heads in (operator.num_heads, operator.num_kv_heads)
         )

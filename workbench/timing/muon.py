@@ -10,6 +10,7 @@ from workbench.cost.collectives import Collective
 from workbench.cost.model import CostModel
 from workbench.cost.roofline import Gemm
 from workbench.cost.traffic import WIDE_BYTES
+from workbench.float_sum import float_sum
 from workbench.model.muon import NEWTON_SCHULZ_STEPS, newton_schulz_products
 from workbench.plan.contents import layer_numbers
 from workbench.plan.lowered import GradientGroup, Weights
@@ -140,7 +141,7 @@ class MuonPrices:
         for number, group in enumerate(groups):
             (weights,) = group.weights
             if weights in num_parts:
-                elements = sum(matrix.held_elements for matrix in matrices_in(self._plan, weights))
+                elements = float_sum(matrix.held_elements for matrix in matrices_in(self._plan, weights))
                 updated[number] -= elements / num_parts[weights]
         return found
 

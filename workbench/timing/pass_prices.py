@@ -10,6 +10,7 @@ from workbench.cost.hardware import Cluster
 from workbench.cost.layer_time import slowest
 from workbench.cost.model import CostModel, LayerTime, Work
 from workbench.cost.overlapped_collectives import loss_on
+from workbench.float_sum import float_sum
 from workbench.model.block_modules import BlockModule, part_of
 from workbench.model.layer import Layer, TokenCount
 from workbench.plan.contents import contents, contents_and_needs
@@ -208,7 +209,7 @@ class PassPrices:
                 tensors, element = unit.gathered, settings.precision.num_bytes
             else:
                 tensors, element = unit.scattered, settings.gradient_bytes
-            self._rounds_s[key] = sum(
+            self._rounds_s[key] = float_sum(
                 max(
                     self._collectives.round_s(action.kind, flat.num_elements * element, ranks)
                     for ranks in unit.groups(experts=flat.experts)
@@ -246,7 +247,7 @@ class PassPrices:
         """Return the seconds that a pass with sharded weights loses to the collectives beside it."""
         if not beside:
             return 0.0
-        concurrent_s = sum(self.round_s(Action(stage.id, kind, 0)) for kind in beside)
+        concurrent_s = float_sum(self.round_s(Action(stage.id, kind, 0)) for kind in beside)
         busy_s = concurrent_s * busy_share(self._collectives.link(self._units[stage.id].ranks))
         return self._slowed_s(busy_s, pass_s)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from workbench.cost.model import LayerTime, unmeasured_of
 from workbench.cost.profile import Profile
+from workbench.float_sum import float_sum
 from workbench.model.frozen import Needs
 from workbench.plan.plan import Plan
 from workbench.plan.stage import Stage
@@ -79,7 +80,7 @@ def pass_times(
     has_backward = any(need.any for need in needs)
     pairs = list(zip(times, needs, strict=True))
     return PassTimes(
-        forward_s=sum(
+        forward_s=float_sum(
             time.checkpointed_forward_s(need)
             if again and has_backward
             else time.forward_s
@@ -87,20 +88,20 @@ def pass_times(
             else time.forward_without_graph_s()
             for (time, need), again in zip(pairs, recomputed, strict=True)
         ),
-        through_s=sum(time.through_s(need) for time, need in pairs),
-        weights_s=sum(time.weights_s(need) for time, need in pairs),
-        recompute_s=sum(
+        through_s=float_sum(time.through_s(need) for time, need in pairs),
+        weights_s=float_sum(time.weights_s(need) for time, need in pairs),
+        recompute_s=float_sum(
             time.again_s()
             for (time, need), again in zip(pairs, recomputed, strict=True)
             if again and need.any
         )
-        + sum(
+        + float_sum(
             seconds
             for seconds, need, again in zip(again_s, needs, recomputed, strict=bool(again_s))
             if need.any and not again
         ),
-        split_through_s=sum(time.split_through_s(need) for time, need in pairs),
-        split_weights_s=sum(time.split_weights_s(need) for time, need in pairs),
+        split_through_s=float_sum(time.split_through_s(need) for time, need in pairs),
+        split_weights_s=float_sum(time.split_weights_s(need) for time, need in pairs),
         unmeasured=frozenset(unmeasured_of(times)),
     )
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from workbench.cost.model import CostModel
 from workbench.cost.profile import Profile
 from workbench.drift import YARDSTICK
+from workbench.float_sum import float_sum
 from workbench.model.expert_load import stated_loads
 from workbench.plan.flop import model_flop
 from workbench.plan.plan import Plan
@@ -50,7 +51,7 @@ def with_provenance(
         for rank in plan.ranks
     ]
     if trace.iteration_s > 0 and None not in peaks:
-        possible = trace.iteration_s * sum(filter(None, peaks))
+        possible = trace.iteration_s * float_sum(filter(None, peaks))
         details.append((MFU, repr(model_flop(plan) / possible)))
     details += [load_detail(name, cv) for name, cv in stated_loads(plan.model).items() if cv]
     details += [(UNMEASURED, name) for name in prices.unmeasured]

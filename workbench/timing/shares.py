@@ -5,6 +5,7 @@ from dataclasses import replace
 from enum import StrEnum
 
 from workbench.cost.execution import Execution
+from workbench.float_sum import float_sum
 
 SLOWER = 0.02  # large against rounding, small against what overlap hides
 
@@ -47,5 +48,5 @@ def shares_of(
         slower = replace(execution, **{rate: getattr(execution, rate) / (1 + SLOWER) for rate in rates})
         growth = seconds_of(slower) / seconds - 1 if seconds > 0 else 0.0
         shares[source] = min(1.0, max(0.0, growth / SLOWER))
-    shares[Source.REST] = max(0.0, 1.0 - sum(shares.values()))
+    shares[Source.REST] = max(0.0, 1.0 - float_sum(shares.values()))
     return shares

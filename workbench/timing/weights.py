@@ -8,6 +8,7 @@ from workbench.cost.execution import InstanceSums, UpdatedWeights
 from workbench.cost.group_link import ring_link
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
+from workbench.float_sum import float_sum
 from workbench.model.layer import Parameter
 from workbench.model.trained import trained_parameters
 from workbench.plan.contents import layer_numbers
@@ -109,7 +110,7 @@ class WeightPrices(CollectivePrices):
         """Return the seconds of reductions of groups in turn; replicas have the same groups."""
         if indices not in self._in_turns_s:
             groups = map(self._lowered.groups.__getitem__, indices)
-            self._in_turns_s[indices] = sum(map(self._summed_s, groups))
+            self._in_turns_s[indices] = float_sum(map(self._summed_s, groups))
         return self._in_turns_s[indices]
 
     def _summed_s(self, group: GradientGroup) -> float:

@@ -14,6 +14,7 @@ from workbench.balance.orchestration.exact import (
     why_nothing_fits,
 )
 from workbench.balance.orchestration.task import Orchestration, Task
+from workbench.float_sum import float_sum
 
 
 def orchestrate_relaxed(task: Task) -> Orchestration:
@@ -102,6 +103,6 @@ def relaxed_stages(units: Sequence[StageBounds], num_gpus: int) -> list[float]:
 
     for _ in range(60):
         middle_s = (low_s + high_s) / 2
-        needed = sum(pp * unit.gpus_per_stage for pp, unit in zip(stages(middle_s), units, strict=True))
+        needed = float_sum(pp * unit.gpus_per_stage for pp, unit in zip(stages(middle_s), units, strict=True))
         low_s, high_s = (low_s, middle_s) if needed <= num_gpus else (middle_s, high_s)
     return stages(high_s) if high_s else [unit.least for unit in units]

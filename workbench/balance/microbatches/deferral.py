@@ -8,6 +8,7 @@ import numpy as np
 from workbench.balance.microbatches.bottleneck_match import Matching, bottleneck_match
 from workbench.balance.microbatches.replicas import heaviest_first
 from workbench.balance.microbatches.subset_sums import SubsetSums
+from workbench.float_sum import float_sum
 
 UNITS = 1 << 14
 
@@ -84,7 +85,9 @@ def whole_units(microbatches: Sequence[Sequence[int]], llm_s: Sequence[float]) -
     Whole, small numbers are kept; others are counted in units of which the heaviest microbatch has
     `UNITS`, so that a load is off by at most N / 2 of them.
     """
-    heaviest_s = max((sum(llm_s[sample] for sample in samples) for samples in microbatches), default=0.0)
+    heaviest_s = max(
+        (float_sum(llm_s[sample] for sample in samples) for samples in microbatches), default=0.0
+    )
     is_whole = heaviest_s <= UNITS and all(
         float(llm_s[sample]).is_integer() for samples in microbatches for sample in samples
     )

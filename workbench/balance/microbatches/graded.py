@@ -6,6 +6,7 @@ from itertools import pairwise
 from workbench.balance.microbatches.assignment import MicrobatchAssignment, hierarchical_assignment
 from workbench.balance.microbatches.bottleneck_match import even_match
 from workbench.balance.microbatches.replicas import check_works, heaviest_first
+from workbench.float_sum import float_sum
 
 
 def graded_assignment(
@@ -37,7 +38,7 @@ def graded_assignment(
     check_works(encoder_s, llm_s)
     if not 0 <= num_small <= num_microbatches:
         raise ValueError(f"num_small must be 0..{num_microbatches}, got {num_small}")
-    work_s = [sum(pair) for pair in zip(encoder_s, llm_s, strict=True)]
+    work_s = [float_sum(pair) for pair in zip(encoder_s, llm_s, strict=True)]
     ordered = heaviest_first(range(len(work_s)), work_s)
     num_even_samples = len(ordered) * (num_microbatches - num_small) // num_microbatches
     even, small = sorted(ordered[:num_even_samples]), ordered[num_even_samples:]

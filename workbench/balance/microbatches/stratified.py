@@ -4,6 +4,7 @@ import heapq
 from collections.abc import Sequence
 
 from workbench.balance.microbatches.replicas import check_works, heaviest_first
+from workbench.float_sum import float_sum
 
 
 def effective_microbatches(encoder_s: Sequence[float], num_microbatches: int) -> int:
@@ -22,7 +23,7 @@ def effective_microbatches(encoder_s: Sequence[float], num_microbatches: int) ->
     heaviest_s = max(encoder_s)
     limit = len(encoder_s)
     if heaviest_s > 0:
-        limit = min(limit, int(sum(encoder_s) / heaviest_s * (1 + 1e-12)))
+        limit = min(limit, int(float_sum(encoder_s) / heaviest_s * (1 + 1e-12)))
     return max(1, min(num_microbatches, limit))
 
 

@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log
 
+from workbench.float_sum import float_sum
+
 Allocation = tuple[int, ...]
 
 
@@ -28,7 +30,7 @@ def proportional_allocation(work: Sequence[float], num_units: int) -> Allocation
     Complexity: O(M^2).
     """
     _check(work, num_units)
-    total = sum(work)
+    total = float_sum(work)
     shares = [module_work * num_units / total for module_work in work]
     units = [max(1, floor(share)) for share in shares]
 
@@ -45,7 +47,7 @@ def proportional_allocation(work: Sequence[float], num_units: int) -> Allocation
 
 
 def _check(work: Sequence[float], num_units: int) -> None:
-    if not work or min(work) < 0 or sum(work) <= 0:
+    if not work or min(work) < 0 or float_sum(work) <= 0:
         raise ValueError(f"work of modules must be >= 0 and not all 0, got {list(work)}")
     if num_units < len(work):
         raise ValueError(f"want at least one unit per module, got {num_units} for {len(work)} modules")

@@ -16,6 +16,7 @@ from workbench.balance.orchestration.exact import (
     worth_it,
 )
 from workbench.balance.orchestration.task import Orchestration, Task, Unit
+from workbench.float_sum import float_sum
 from workbench.units import S_PER_HOUR
 
 
@@ -25,7 +26,7 @@ def dollars_per_sample(task: Task, orchestration: Orchestration) -> float:
         task.pool(unit).dollars_per_hour * degrees.num_gpus
         for unit, degrees in zip(task.units, orchestration.degrees, strict=True)
     )
-    return sum(rates) / S_PER_HOUR * orchestration.iteration_s / task.batch_samples
+    return float_sum(rates) / S_PER_HOUR * orchestration.iteration_s / task.batch_samples
 
 
 def orchestrate_cheapest(task: Task) -> Orchestration:
@@ -75,7 +76,7 @@ def _at_least_dollars(task: Task, pace: int) -> float:
         work_s = min(tp * seconds for tp, seconds in unit.sample_s) * samples
         return task.pool(unit).dollars_per_hour * work_s * (num_rounds - 1)
 
-    return sum(map(of_unit, task.units)) / S_PER_HOUR / task.batch_samples
+    return float_sum(map(of_unit, task.units)) / S_PER_HOUR / task.batch_samples
 
 
 def _candidates(task: Task, pace: int, limit: float) -> Iterator[Orchestration]:
@@ -91,8 +92,8 @@ def _candidates(task: Task, pace: int, limit: float) -> Iterator[Orchestration]:
     for threshold_s in sorted(seconds for seconds in stages_s if seconds >= first_s):
         fronts = fronts_under(options, threshold_s)
         steady_s = threshold_s * (num_rounds - 1)
-        least_s = steady_s + sum(unit_options[-1].once_s for unit_options in fronts)
-        rate = sum(
+        least_s = steady_s + float_sum(unit_options[-1].once_s for unit_options in fronts)
+        rate = float_sum(
             price * unit_options[0].num_gpus for price, unit_options in zip(prices, fronts, strict=True)
         )
         if rate * least_s > limit:
@@ -109,8 +110,8 @@ def _cheapest(
     """Return the options with the least seconds x dollars per hour, stages as slow as the threshold."""
     best: tuple[float, tuple[Option, ...]] | None = None
     for chosen in product(*fronts):
-        iteration_s = sum(option.once_s for option in chosen) + steady_s
-        rate = sum(price * option.num_gpus for price, option in zip(prices, chosen, strict=True))
+        iteration_s = float_sum(option.once_s for option in chosen) + steady_s
+        rate = float_sum(price * option.num_gpus for price, option in zip(prices, chosen, strict=True))
         if best is not None and rate * iteration_s >= best[0]:
             continue
         if suffices(task, [option.num_gpus for option in chosen]):

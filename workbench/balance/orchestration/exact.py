@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from workbench.balance.orchestration.task import Cut, Degrees, Orchestration, Pool, Task, Unit
+from workbench.float_sum import float_sum
 from workbench.units import gib_text
 
 CHEAPEST = 1e-12  # relative: objectives this near count as equal, and fewer GPUs win
@@ -151,7 +152,7 @@ def _lower_bound_s(task: Task, pace: int) -> float:
         return min(seconds * (first / task.virtual_stages + tp * shared) for tp, seconds in unit.sample_s)
 
     pools = dict.fromkeys(task.pool(unit) for unit in task.units)
-    return max(sum(of_unit(unit, busy) for unit in task.units) for busy in pools)
+    return max(float_sum(of_unit(unit, busy) for unit in task.units) for busy in pools)
 
 
 def _candidates(task: Task, pace: int, limit_s: float) -> Iterator[Orchestration]:
@@ -161,7 +162,7 @@ def _candidates(task: Task, pace: int, limit_s: float) -> Iterator[Orchestration
     if not all(options):
         return
     thresholds = sorted({option.stage_s for unit_options in options for option in unit_options})
-    least_once_s = sum(min(option.once_s for option in unit_options) for unit_options in options)
+    least_once_s = float_sum(min(option.once_s for option in unit_options) for unit_options in options)
     for threshold_s in thresholds[_first_feasible(task, options, thresholds) :]:
         if least_once_s + threshold_s * (num_rounds - 1) > limit_s:
             return
@@ -245,7 +246,7 @@ def _least_once(task: Task, pace: int, fronts: Sequence[Sequence[Option]]) -> Or
         if index == 0 or (task.pools and not suffices(task, [*(o.num_gpus for o in chosen), 0])):
             continue
         last_option = last[index - 1]
-        once_s = sum(option.once_s for option in chosen) + last_option.once_s
+        once_s = float_sum(option.once_s for option in chosen) + last_option.once_s
         if best is None or (once_s, used + last_option.num_gpus) < best[:2]:
             best = once_s, used + last_option.num_gpus, (*chosen, last_option)
     return None if best is None else evaluated(task, pace, best[2])
@@ -263,9 +264,9 @@ def evaluated(task: Task, pace: int, chosen: Sequence[Option]) -> Orchestration:
     num_rounds = task.batch_samples // (pace * task.microbatch_samples)
     return Orchestration(
         degrees=tuple(option.degrees for option in chosen),
-        warmup_s=sum(option.once_s - option.reduction_s for option in chosen),
+        warmup_s=float_sum(option.once_s - option.reduction_s for option in chosen),
         steady_s=max(option.stage_s for option in chosen) * (num_rounds - 1),
-        reduction_s=sum(option.reduction_s for option in chosen),
+        reduction_s=float_sum(option.reduction_s for option in chosen),
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 
 from workbench.cost.model import CostModel
+from workbench.float_sum import float_sum
 from workbench.job.job import Job
 from workbench.model.model_graph import ModelGraph
 from workbench.model.trained import trained_parameters
@@ -65,7 +66,7 @@ def least_rank_s(job: Job, cost: CostModel, layout: Choice | None, weight: Weigh
     This is the area of `lower_bound_s`: it holds for plans on any number of ranks.
     """
     works, updates_s = least_works(job, cost, layout, weight), _updates_s(job, cost, weight)
-    return ROUNDING * (sum(updates_s.values()) + sum(work.area_s for work in works.values()))
+    return ROUNDING * (float_sum(updates_s.values()) + float_sum(work.area_s for work in works.values()))
 
 
 def weighed_s(
@@ -78,7 +79,7 @@ def weighed_s(
 
     It is concave in the weight of the paths: golden-section search.
     """
-    fixed_s = sum(share * updates_s[module] for module, share in shares.items())
+    fixed_s = float_sum(share * updates_s[module] for module, share in shares.items())
     on_path = frozenset.intersection(*(works[part.module].samples for part in path))
     part_of = {part.module: part for part in path}
     terms = [
@@ -86,7 +87,7 @@ def weighed_s(
     ]
 
     def mean_s(weight: float) -> float:
-        return (1 - weight) * fixed_s + sum(term.least_s(1 - weight, weight) for term in terms)
+        return (1 - weight) * fixed_s + float_sum(term.least_s(1 - weight, weight) for term in terms)
 
     low, high = 0.0, 1.0
     for _ in range(ITERATIONS):

@@ -20,6 +20,7 @@ from workbench.cost.least_products import ranges
 from workbench.cost.least_time import LeastTimes
 from workbench.cost.model import CostModel, RowWork, Work
 from workbench.cost.products import ProductFormat, known_rate
+from workbench.float_sum import float_sum
 from workbench.job.job import Job
 from workbench.model.frozen import Needs
 from workbench.model.layer import TokenCount
@@ -92,7 +93,7 @@ class PathTerms:
 
     def least_s(self, area_weight: float, path_weight: float) -> float:
         """Minimum of the weighted sum of area and path. Complexity: O(choices x kinds of calls)."""
-        chosen_s = sum(
+        chosen_s = float_sum(
             num * float(np.min(area_weight * areas_s + path_weight * paths_s))
             for num, areas_s, paths_s in self.choices
         )
@@ -116,7 +117,7 @@ class LeastWork:
     @property
     def area_s(self) -> float:
         """Rank-seconds of the calls that are best by area."""
-        return sum(len(each.ids) * each.num_items * _least_s(each.layers) for each in self.groups)
+        return float_sum(len(each.ids) * each.num_items * _least_s(each.layers) for each in self.groups)
 
     def along(self, share: float, part: Part | None, on_path: frozenset[int]) -> PathTerms:
         """Terms for a path of some samples through part of the layers; None: the path does not touch the
@@ -149,7 +150,7 @@ def _counted(layers: Sequence[Calls]) -> Iterator[tuple[int, Calls]]:
 
 
 def _least_s(layers: Sequence[Calls]) -> float:
-    return sum(num * float(calls[:, 0].min()) for num, calls in _counted(layers))
+    return float_sum(num * float(calls[:, 0].min()) for num, calls in _counted(layers))
 
 
 def kinds_of_device(job: Job) -> tuple[str, ...]:

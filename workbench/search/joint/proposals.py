@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import islice, zip_longest
 
 from workbench.explain.neighbours import memory_neighbours
+from workbench.float_sum import float_sum
 from workbench.job.job import Job
 from workbench.job.module_layout import ModuleLayout
 from workbench.plan.plan import KeyExchange, Plan, Recompute, Sharding
@@ -327,7 +328,7 @@ def _regroupings(space: Space, draft: Plan, hints: Hints | None, rng: random.Ran
     llm_microbatches = [microbatch for microbatch in draft.microbatches if microbatch.module == llm]
     microbatch_of = {item.sample: each for each in llm_microbatches for item in each.items}
     seconds = hints.sample_weights(draft) if hints is not None else {}
-    least = sum(seconds.values()) / len(kinds) or 1.0
+    least = float_sum(seconds.values()) / len(kinds) or 1.0
     ids = list(kinds)
     weights = [least + seconds.get(sample, 0.0) for sample in ids]
     while True:

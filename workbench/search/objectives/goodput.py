@@ -10,6 +10,7 @@ from itertools import pairwise
 from workbench.cost.model import CostModel
 from workbench.cost.node_copy import node_copy_s
 from workbench.elastic.availability import Availability
+from workbench.float_sum import float_sum
 from workbench.job.job import Job
 from workbench.memory.layer import MUON_MOMENTS, state_bytes_of
 from workbench.memory.stage import GRADIENTS, state_of
@@ -150,7 +151,7 @@ class Goodput:
     def _mean_over(self, trace: Availability, by_nodes: Sequence[float]) -> float:
         starts = [(min(time_s, self.until_s), by_nodes[count]) for time_s, count in trace.num_nodes()]
         spans = pairwise((*starts, (self.until_s, 0.0)))
-        return sum(value * (end_s - begin_s) for (begin_s, value), (end_s, _) in spans) / self.until_s
+        return float_sum(value * (end_s - begin_s) for (begin_s, value), (end_s, _) in spans) / self.until_s
 
     def on_nodes(
         self, plan: Plan, times: StepTimes, schedule: Schedule | None, report: Report = unheard

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from math import exp, log, sqrt
 from statistics import fmean
 
+from workbench.float_sum import float_sum
+
 MARGIN = 2.0  # standard deviations of a prediction: 2.3 % of a normal distribution are below
 
 
@@ -48,7 +50,7 @@ def race_of(batches_s: Sequence[Sequence[float]]) -> Race | None:
         return None
     rows = [[value - fmean(row) for value in row] for row in rows]
     shares = tuple(map(fmean, zip(*rows, strict=True)))
-    squared_residuals = sum(
+    squared_residuals = float_sum(
         (value - share) ** 2 for row in rows for value, share in zip(row, shares, strict=True)
     )
     return Race(shares, sqrt(squared_residuals / ((len(rows) - 1) * (len(shares) - 1))))
