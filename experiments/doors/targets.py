@@ -67,7 +67,7 @@ def fetched(cache: Path = CACHE) -> Path | None:
 
     Everything is fetched to a temporary name and renamed, so that an existing folder is complete.
     """
-    done = cache / "packages"
+    done = cache / f"packages-{sys.implementation.cache_tag}"  # some are compiled for this version of Python
     if done.exists():
         return done
     cache.mkdir(parents=True, exist_ok=True)
