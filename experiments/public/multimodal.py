@@ -50,6 +50,7 @@ COMPILED = Execution(loss=LossKernel.TORCH, gradient_sum=GradientSum.OWN)
 TRANSFORMERS = load_execution(EXAMPLES / "transformers-execution.json")
 EXECUTIONS = {
     "transformers": TRANSFORMERS,
+    "transformers-deepep": replace(TRANSFORMERS, copies=TokenCopies.ONCE),
     "megatron": Execution(loss=LossKernel.FUSED),
     "megatron-parallel-loss": Execution(),
     "megatron-hybridep": Execution(loss=LossKernel.FUSED, copies=TokenCopies.ONCE),
