@@ -22,7 +22,11 @@ from experiments.harness.script import Script, finished
 from workbench.whole_file import write_text
 
 FOLDER = Path(__file__).parent / "data" / "unseen"
-INTERVALS = {"inside_80": ("low_s", "high_s"), "inside_80_of_system": ("system_low_s", "system_high_s")}
+INTERVALS = {
+    "inside_80": ("low_s", "high_s"),
+    "inside_80_of_system": ("system_low_s", "system_high_s"),
+    "inside_80_of_trainer": ("trainer_low_s", "trainer_high_s"),
+}
 COLUMNS = ("id", "predicted_s", *(end for ends in INTERVALS.values() for end in ends), "peak_gib", "refused")
 
 STEP = attrgetter("step")  # of a `Prediction`

@@ -37,8 +37,7 @@ from workbench.planner.stage_counts import silent
 from workbench.schedule.action import Pass
 from workbench.strategies.registry import PLANNERS
 from workbench.timing.accept import accept
-from workbench.timing.interval import interval
-from workbench.timing.systems import ANY_SYSTEM, of_system
+from workbench.timing.systems import by_executor
 from workbench.trace import Trace
 from workbench.units import GIB, S_PER_HOUR
 
@@ -50,6 +49,7 @@ COMPILED = Execution(loss=LossKernel.TORCH, gradient_sum=GradientSum.OWN)
 TRANSFORMERS = load_execution(EXAMPLES / "transformers-execution.json")
 EXECUTIONS = {
     "transformers": TRANSFORMERS,
+    "transformers-deepep": replace(TRANSFORMERS, copies=TokenCopies.ONCE),
     "megatron": Execution(loss=LossKernel.FUSED),
     "megatron-parallel-loss": Execution(),
     "megatron-hybridep": Execution(loss=LossKernel.FUSED, copies=TokenCopies.ONCE),
@@ -218,7 +218,8 @@ def cost_of(row: Row) -> CostModel:
 def step_of(row: Row, job: Job) -> Estimate:
     """Seconds of a run's step, or of its passes alone, as the row covers.
 
-    In the interval that `simulate` prints, and in one of a system that was never compared.
+    In the intervals that `simulate` prints: of kernels and links alone, of a training system that was never
+    compared, and of a research trainer of multimodal models.
 
     Raises:
         ValueError: the job has no plan, or the plan does not fit.
@@ -227,10 +228,8 @@ def step_of(row: Row, job: Job) -> Estimate:
     lowered, memory = accept(PLANNERS[strategy_of(row)](job, cost, silent))
     trace, doubts = predict(lowered, memory, cost), doubts_of_plan(lowered, cost)
     step_s = trace.iteration_s - (_update_s(trace) if row["covers"] == "passes" else 0.0)
-    within = interval(step_s, doubts)
-    wider = interval(step_s, of_system(doubts, ANY_SYSTEM))
-    ends = {each: (one.low_s, one.high_s) for each, one in zip(INTERVALS, (within, wider), strict=True)}
-    return Estimate(step_s, ends)
+    within = [each.interval for each in by_executor(step_s, doubts, is_multimodal=True)]
+    return Estimate(step_s, {name: (w.low_s, w.high_s) for name, w in zip(INTERVALS, within, strict=True)})
 
 
 def _update_s(trace: Trace) -> float:

@@ -120,7 +120,7 @@ class MultimodalRound(Round[Row]):
         today = {name: Prediction.read(self.predicted(row).cells()) for name, row in rows.items()}
         steps = judged(STEP, measured.step_s, groups, before, today)
         peaks = judged(PEAK, measured.peak_gib, groups, before, today)
-        found = scores(steps, today=("mean", "signed")) | errors(steps)
+        found = scores(steps, today=("mean", "signed", "inside_80_of_trainer")) | errors(steps)
         found |= scores(peaks, "memory_", today=("mean",)) | errors(peaks, "memory_")
         counts = {"predicted": float(len(rows)), "not_said": float(len(asked) - len(rows))}
         return Evidence(ours=found | _fits(rows, before, measured) | counts)
