@@ -30,6 +30,7 @@ WORST = (
     "glm-4v, tp 2",
     "deepseek-v3, tp 2, recompute",
     "deepseek-v3, lengths",
+    "deepseek-v3.2, lengths",
     "gpt-oss, tp 2",
     "cohere 2, recompute",
     "lfm2, lengths",
@@ -87,7 +88,8 @@ def test_the_table_names_the_worst_plan_of_every_family() -> None:
 
 
 # What only long texts show, on one rank: scores that are bent or have sinks, results of experts and their
-# shares, norms of results, beside a shared expert and beside a number that multiplies all of them.
+# shares, norms of results, beside a shared expert and beside a number that multiplies all of them, and masks
+# of chosen keys.
 LONG = (
     "gemma2",
     "gpt-oss",
@@ -97,6 +99,7 @@ LONG = (
     "granite 4 with experts",
     "exaone 4",
     "apertus",
+    "deepseek-v3.2",
 )
 
 

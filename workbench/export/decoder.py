@@ -218,6 +218,8 @@ def _check_block(module: Module, block: Layer) -> None:
     rule = next((op for op in block.operators if isinstance(op, Recurrence)), None)
     if rule is not None:
         raise ValueError(f"blocks of {module.name!r} with {rule.title}")
+    if _attends_to_chosen_keys(block):
+        raise ValueError(f"blocks of {module.name!r} with learned sparse attention")
     if has_short_conv(block.operators):
         raise ValueError(f"blocks of {module.name!r} with short convolutions")
     if GATE in names:
@@ -230,6 +232,10 @@ def _check_block(module: Module, block: Layer) -> None:
         raise ValueError(f"blocks of {module.name!r} with several attentions")
     if KV_DOWN not in names and any(op.name.startswith(SHARED) for op in block.operators):
         raise ValueError(f"blocks of {module.name!r} with an expert for all tokens")
+
+
+def _attends_to_chosen_keys(block: Layer) -> bool:
+    return any(isinstance(op, Attention) and op.top_k is not None for op in block.operators)
 
 
 def _norm(block: Layer) -> Pointwise:

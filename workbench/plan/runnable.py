@@ -238,6 +238,8 @@ def _only_causal(operator: Operator) -> str:
         return "a short convolution runs over whole samples, under no mask"
     if isinstance(operator, Attention) and operator.is_capped:
         return "attention under a mask has no soft cap"
+    if isinstance(operator, Attention) and operator.top_k is not None:
+        return "an indexer chooses among all earlier keys of a sample, under no mask"
     return ""
 
 
