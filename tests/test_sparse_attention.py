@@ -1,6 +1,7 @@
 """Learned sparse attention: the keys that an indexer chooses, its work and memory; none of it is trained."""
 
 from dataclasses import replace
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,19 @@ from runtime.run_settings import RunSettings
 from runtime.world.pool import Pool
 from tests import paper_models, tiny_models
 from tests.language_models import num_weights, refused
-from tests.recurrent_cases import assert_recomputed_split, assert_sharded, assert_two_lengths, texts
+from tests.plans import cluster
+from tests.recurrent_cases import (
+    assert_recomputed_split,
+    assert_sharded,
+    assert_two_lengths,
+    text_model,
+    texts,
+)
 from tests.test_adapters import build
 from tests.test_adapters_decoders import _plain, original  # noqa: F401  (a fixture)
 from tests.test_composites_weights import tensors_of
 from tests.test_expert_plan import moe_plan
+from tests.test_fsdp import sharded_parameters
 from tests.test_parity import assert_same
 from tests.test_tensor_parallel import assert_exported_whole
 from workbench.cost.model import CostModel
@@ -32,8 +41,11 @@ from workbench.cost.profile import load_profile
 from workbench.cost.roofline import Grid, RowWork, Work, layer_flop
 from workbench.data.sample import Sample, Segment
 from workbench.export.decoder import decoder_of
+from workbench.job.job import Job
+from workbench.job.module_layout import ModuleLayout
 from workbench.memory.layer import saved_bytes
 from workbench.memory.stage import state_of
+from workbench.model.families.sparse_attention import FULL, SHARED, _indexer_types
 from workbench.model.frozen import Needs
 from workbench.model.hf_config import module_from_config
 from workbench.model.indexer import Indexer, is_of_indexer
@@ -44,9 +56,12 @@ from workbench.plan.flop import _layer_flop
 from workbench.plan.plan import Precision
 from workbench.plan.runnable import check_family, check_runnable
 from workbench.plan.work import attention_area
+from workbench.planner.assembly import blocks_cut
 
 F64 = torch.float64
 MODEL: dict[str, Any] = paper_models.DECODERS["deepseek_v32"]
+SHARING: dict[str, Any] = paper_models.DECODERS["glm_moe_dsa"]  # its third layer reads what the second chose
+BOTH_MODELS = pytest.mark.parametrize("config", [MODEL, SHARING], ids=["deepseek-v3.2", "glm-5"])
 TOKENS = 12
 BOTH = Needs(input_grad=True, weight_grad=True)
 
@@ -76,6 +91,18 @@ def test_flop_are_those_that_torch_counts() -> None:
     with FlopCounterMode(display=False) as counter:
         theirs(input_ids=data.input_ids[None])
     work = Work((RowWork(TOKENS, TOKENS, TOKENS**2),))
+    assert sum(layer_flop(layer, work) for layer in module.layers) == counter.get_total_flops()
+
+
+def test_flop_of_a_shared_choice_are_those_that_torch_counts() -> None:
+    """The layer that reads it has no indexer."""
+    module = tiny_models.llm(SHARING)
+    ours, _, data = build(module, F64, *texts(TOKENS))
+    theirs = original("glm_moe_dsa", ours)
+    with FlopCounterMode(display=False) as counter:
+        theirs(input_ids=data.input_ids[None])
+    work = Work((RowWork(TOKENS, TOKENS, TOKENS**2),))
+    assert [bool(_attention(layer).indexer) for layer in module.layers[1:4]] == [True, False, True]
     assert sum(layer_flop(layer, work) for layer in module.layers) == counter.get_total_flops()
 
 
@@ -132,6 +159,34 @@ def test_full_sizes_are_counted_as_transformers_builds_them() -> None:
     assert module.num_parameters - module.num_trained == 61 * of_one
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"index_topk_freq": 4}, {"index_topk_pattern": "FSS" * 26}, {"index_topk_freq": 3, "n_group": 8}],
+    ids=str,
+)
+def test_full_sizes_of_the_second_are_counted_as_transformers_builds_them(change: dict[str, Any]) -> None:
+    """The defaults are GLM-5's own; a layer that reads an earlier choice has no indexer."""
+    config = {"model_type": "glm_moe_dsa"} | change
+    module = module_from_config(config, name="llm", modality=TEXT)
+    assert module.num_parameters == num_weights(config)
+
+
+@given(st.integers(1, 20), st.integers(0, 6), st.integers(1, 6))
+def test_one_indexer_for_so_many_blocks_is_read_as_transformers_does(
+    num: int, every: int, after: int
+) -> None:
+    stated = {"num_hidden_layers": num, "index_topk_freq": every, "index_skip_topk_offset": after}
+    config = {key: value for key, value in SHARING.items() if key != "indexer_types"} | stated
+    theirs = transformers.GlmMoeDsaConfig.from_dict(config).indexer_types
+    assert list(_indexer_types(config)) == theirs
+    blocks = tiny_models.llm(config).layers[1:-1]
+    assert [_attention(block).indexer is None for block in blocks] == [each == SHARED for each in theirs]
+    followed = [*theirs[1:], None]
+    assert [getattr(_attention(block).indexer, "is_shared", False) for block in blocks] == [
+        own == FULL and following == SHARED for own, following in zip(theirs, followed, strict=True)
+    ]
+
+
 def test_weights_of_an_indexer_are_frozen_beside_trained_ones() -> None:
     """They have no gradient and no optimizer state."""
     plan = moe_plan(config=MODEL)
@@ -158,8 +213,16 @@ def test_ranks_train_as_one_process(degrees: dict[str, int], pool: Pool) -> None
     assert_same(moe_plan(**degrees, config=MODEL, tokens=8), pool)
 
 
-def test_recomputed_split_and_sequence_parallel(pool: Pool) -> None:
-    assert_recomputed_split(MODEL, pool, dp=1)
+def test_ranks_that_share_a_choice_train_as_one_process(pool: Pool) -> None:
+    """The first stage has the layer that chooses and the one that reads its choice."""
+    plan = moe_plan(tp=2, pp=2, ep=2, config=SHARING, tokens=8)
+    assert [stage.layers for stage in plan.stages] == [(0, 3), (3, 5)]
+    assert_same(plan, pool)
+
+
+@BOTH_MODELS
+def test_recomputed_split_and_sequence_parallel(config: dict[str, Any], pool: Pool) -> None:
+    assert_recomputed_split(config, pool, dp=1)
 
 
 def test_sharded_parameters_train_as_one_process(pool: Pool) -> None:
@@ -167,8 +230,9 @@ def test_sharded_parameters_train_as_one_process(pool: Pool) -> None:
     assert_sharded(MODEL, (5, 9, 6, 7), pool)
 
 
-def test_two_lengths_choose_apart(pool: Pool) -> None:
-    assert_two_lengths(MODEL, pool)
+@BOTH_MODELS
+def test_two_lengths_choose_apart(config: dict[str, Any], pool: Pool) -> None:
+    assert_two_lengths(config, pool)
 
 
 def test_an_export_of_cut_weights_is_whole(tmp_path: Path, pool: Pool) -> None:
@@ -240,6 +304,67 @@ def test_fused_kernels_keep_the_chosen_keys(num_tokens: int) -> None:
 )
 def test_configurations_that_cannot_run_are_refused(change: dict[str, Any], words: str) -> None:
     refused(words, lambda: check_family(tiny_models.llm(MODEL | change)))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"indexer_types": ["shared", "full", "full"]}, "full first, got .'shared'"),
+        ({"indexer_types": ["full"]}, "must list full or shared for each of 3 blocks"),
+        ({"indexer_types": None, "index_topk_pattern": "FXS"}, "must list full or shared .* got .*'X'"),
+        ({"indexer_types": "FSS"}, "must list full or shared .* got 'FSS'"),
+        ({"indexer_types": None, "index_skip_topk_offset": 0, "index_topk_freq": 2}, "full first, got"),
+    ],
+)
+def test_indexers_that_have_no_choice_to_read_are_refused(change: dict[str, Any], words: str) -> None:
+    refused(words, lambda: check_family(tiny_models.llm(SHARING | change)))
+
+
+def test_no_stage_begins_with_a_layer_that_reads_an_earlier_choice() -> None:
+    plan = moe_plan(pp=2, config=SHARING)
+    first, second = plan.stages
+    plan = replace(plan, stages=(replace(first, layers=(0, 2)), replace(second, layers=(2, 5))))
+    words = "stage 1: llm.block.1 reads keys that an earlier .*; want another first layer than 2, nearest: 1"
+    refused(words, lambda: check_runnable(plan))
+    check_runnable(moe_plan(pp=2, config=SHARING))
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=6, max_size=6),
+    st.lists(st.sampled_from((FULL, SHARED)), min_size=3, max_size=3),
+    st.integers(1, 6),
+)
+def test_stages_are_balanced_among_those_that_may_begin_there(
+    cost_s: list[int], kinds: list[str], pp: int
+) -> None:
+    """Against all cuts in front of layers that read no earlier choice."""
+    config = SHARING | {"num_hidden_layers": 4, "indexer_types": [FULL, *kinds]}
+    job = Job(
+        name="cut",
+        model=text_model(config),
+        cluster=cluster(8),
+        batch=texts(5),
+        layouts=(ModuleLayout(module="llm", pp=pp),),
+    )
+    may_begin = [place for place in range(1, 6) if place in (1, 5) or ([FULL, *kinds][place - 1]) == FULL]
+    ways = [(0, *inner, 6) for inner in combinations(may_begin, pp - 1)]
+    if not ways:
+        refused("want at most", lambda: blocks_cut(job, tuple(map(float, cost_s)), pp, "llm"))
+        return
+    cuts = blocks_cut(job, tuple(map(float, cost_s)), pp, "llm")
+    assert (*[first for first, _ in cuts], 6) in ways
+    best = min(max(sum(cost_s[a:b]) for a, b in pairwise(way)) for way in ways)
+    assert max(sum(cost_s[a:b]) for a, b in cuts) == best
+
+
+def test_parameters_of_layers_that_share_a_choice_are_not_sharded() -> None:
+    """Each of their layers would be a stage."""
+    model, cuts = text_model(SHARING), {"llm": ((0, 5),)}
+    plan = sharded_parameters(model, texts(5, 6), replicas=2, cuts=cuts, modules=("llm",))
+    words = (
+        "sharded parameters make a stage of every layer, and llm.block.1 reads .*; want sharding 'optimizer'"
+    )
+    refused(words, lambda: check_runnable(plan))
 
 
 def test_degrees_masks_and_exports_are_refused() -> None:

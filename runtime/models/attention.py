@@ -1,7 +1,7 @@
 """Attention function for transformers' layers: over packed items, or under a mask object of our own."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import NamedTuple, Protocol
 
@@ -34,12 +34,14 @@ class Packing:
     """Layout of items in a packed tensor, with a block-diagonal mask: items do not see each other.
 
     It is passed through transformers' layers as their `attention_mask`, which they forward unchanged to the
-    attention function. `restore` [T] puts the groups' tokens back in packed order.
+    attention function. `restore` [T] puts the groups' tokens back in packed order. `choices` are those of
+    indexers, by the index of their block, for later blocks that read the same keys.
     """
 
     lengths: tuple[int, ...]
     groups: tuple[LengthGroup, ...]
     restore: Tensor | None
+    choices: dict[int, tuple[Tensor, ...]] = field(default_factory=dict, compare=False)
 
     def __getitem__(self, index: object) -> "Packing":
         """Itself: transformers takes a mask of three dimensions out of its own for an indexer."""

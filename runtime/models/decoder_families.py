@@ -26,6 +26,7 @@ from transformers.models.glm4_moe import modeling_glm4_moe as glm4_moe
 from transformers.models.glm4_moe_lite import modeling_glm4_moe_lite as glm4_moe_lite
 from transformers.models.glm4v import modeling_glm4v as glm4v
 from transformers.models.glm4v_moe import modeling_glm4v_moe as glm4v_moe
+from transformers.models.glm_moe_dsa import modeling_glm_moe_dsa as glm_moe_dsa
 from transformers.models.glm_ocr import modeling_glm_ocr as glm_ocr
 from transformers.models.gpt2 import modeling_gpt2 as gpt2
 from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
@@ -161,6 +162,7 @@ DECODERS: Mapping[str, DecoderFamily] = {
     "glm4": family(glm4, "Glm4"),
     "glm4_moe": corrected_family(glm4_moe, "Glm4Moe"),
     "glm4_moe_lite": corrected_family(glm4_moe_lite, "Glm4MoeLite", cuts=deepseek.CUTS),
+    "glm_moe_dsa": corrected_family(glm_moe_dsa, "GlmMoeDsa", cuts=indexer.CUTS, adapt=indexer.adapt_shared),
     "glm4v_text": family(glm4v, "Glm4vText", norm=glm4v.Glm4vRMSNorm, rotates_by_axes=True),
     "glm_ocr_text": family(
         glm_ocr, "GlmOcrText", norm=glm_ocr.GlmOcrRMSNorm, rotates_by_axes=True, predicts_ahead=True

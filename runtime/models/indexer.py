@@ -1,16 +1,18 @@
 """Indexers of learned sparse attention: the keys that every query attends to, chosen item by item."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.models.deepseek_v32 import modeling_deepseek_v32 as deepseek_v32
+from transformers.models.glm_moe_dsa import modeling_glm_moe_dsa as glm_moe_dsa
 
 from runtime.models import deepseek
 from runtime.models.adapter import CutKind, CutRules
 from runtime.models.attention import LengthGroup, Packing
 from runtime.models.dense_attention import wide
+from workbench.model.families.sparse_attention import FULL, SHARED
 
 # Shape suffixes: T = packed tokens, N = items of one length L, S = keys of an item (as many), H = heads of
 # the indexer, I = width of a head, D = hidden width, Q = width of the latent of queries, K = chosen keys.
@@ -96,10 +98,45 @@ def _items(x_T: Tensor, group: LengthGroup) -> Tensor:
 
 def adapt(layer: nn.Module) -> None:
     """Give DeepSeek-V3.2's attention our indexer; transformers' hands what it chose on to our attention."""
-    for module in attentions(layer, deepseek_v32.DeepseekV32Attention):
+    for module in _of_kind(layer, deepseek_v32.DeepseekV32Attention):
         module.indexer = Indexer(module.indexer, deepseek_v32.apply_rotary_pos_emb)
 
 
-def attentions(layer: nn.Module, kind: type[nn.Module]) -> Iterator[Any]:
-    """The layer's attentions of this class."""
+def adapt_shared(layer: nn.Module) -> None:
+    """The same of GLM-5, some of whose blocks read the keys that an earlier one chose."""
+    for module in _of_kind(layer, glm_moe_dsa.GlmMoeDsaAttention):
+        if module.indexer is not None:
+            module.indexer = Indexer(module.indexer, glm_moe_dsa.apply_rotary_pos_emb_interleave)
+    for block in _of_kind(layer, glm_moe_dsa.GlmMoeDsaDecoderLayer):
+        attention = block.self_attn
+        block.forward = _Chosen(block.forward, attention.config.indexer_types, attention.layer_idx)
+
+
+class _Chosen:
+    """A block's forward that keeps its choice for the blocks behind it, or reads an earlier one.
+
+    Args:
+        forward: transformers', which returns the hidden state and the choice.
+        kinds: of all blocks.
+        index: of this one.
+    """
+
+    def __init__(self, forward: Callable[..., Any], kinds: Sequence[str], index: int) -> None:
+        self._forward, self._index = forward, index
+        self._source = max(place for place in range(index + 1) if kinds[place] == FULL)
+        self._is_read = kinds[index : index + 2] == [FULL, SHARED]
+
+    def __call__(self, hidden_1TD: Tensor, attention_mask: Packing, **options: Any) -> Tensor:
+        earlier = attention_mask.choices.get(self._source)
+        y_1TD: Tensor
+        y_1TD, choice = self._forward(
+            hidden_1TD, attention_mask=attention_mask, prev_topk_indices=earlier, **options
+        )
+        if self._is_read:
+            attention_mask.choices[self._index] = choice
+        return y_1TD
+
+
+def _of_kind(layer: nn.Module, kind: type[nn.Module]) -> Iterator[Any]:
+    """The layer's modules of a class, which may be replaced meanwhile."""
     return (module for module in list(layer.modules()) if isinstance(module, kind))

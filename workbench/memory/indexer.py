@@ -1,10 +1,11 @@
 """Memory of attention to chosen keys: scores of all pairs while keys are chosen, and what remains of them."""
 
 from collections import Counter
+from collections.abc import Iterable
 
 from workbench.cost.indexer import INDEX_BYTES
 from workbench.memory.setting import Setting
-from workbench.model.layer import Attention
+from workbench.model.layer import Attention, Layer
 from workbench.units import FLOAT32_BYTES
 
 SORTED_INDEX_BYTES = 8  # of a chosen key, as torch returns it
@@ -37,8 +38,20 @@ def eager_mask_bytes(attention: Attention, setting: Setting) -> float:
 
 
 def eager_chosen_bytes(attention: Attention, setting: Setting) -> float:
-    """Bytes of whether each token of an item attends to each other: one a pair."""
-    return float(sum(n * n for n in setting.lengths)) if attention.top_k is not None else 0.0
+    """Bytes of whether each token of an item attends to each other: one a pair, unless others read it."""
+    indexer = attention.indexer
+    return 0.0 if indexer is None or indexer.is_shared else _pairs_bytes(setting)
+
+
+def stage_choice_bytes(layers: Iterable[Layer], setting: Setting) -> int:
+    """Bytes of what indexers of a stage chose, where its later layers read it, too."""
+    attentions = (op for layer in layers for op in layer.operators if isinstance(op, Attention))
+    num_shared = sum(op.indexer is not None and op.indexer.is_shared for op in attentions)
+    return round(num_shared * _pairs_bytes(setting))
+
+
+def _pairs_bytes(setting: Setting) -> float:
+    return float(sum(n * n for n in setting.lengths))
 
 
 def eager_choice_bytes(attention: Attention, setting: Setting) -> float:

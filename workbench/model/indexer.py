@@ -20,15 +20,17 @@ class Indexer:
         query_width: of what queries come from: their latent.
         num_heads: heads of its queries.
         head_dim: width of a head, and of the key.
+        is_shared: whether layers behind it read the keys that it chooses, too.
     """
 
     width: int
     query_width: int
     num_heads: int
     head_dim: int
+    is_shared: bool = False
 
     def __post_init__(self) -> None:
-        for name in (each.name for each in fields(self)):
+        for name in (each.name for each in fields(self) if each.type is int):
             if getattr(self, name) < 1:
                 raise ValueError(f"indexer: {name} must be >= 1, got {getattr(self, name)}")
 

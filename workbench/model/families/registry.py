@@ -64,7 +64,7 @@ from workbench.model.families.qwen_vision import (
 from workbench.model.families.radio import RADIO
 from workbench.model.families.siglip2 import SIGLIP2
 from workbench.model.families.sigmoid_mixtures import DOTS1, MINIMAX_M2, SOLAR_OPEN
-from workbench.model.families.sparse_attention import DEEPSEEK_V32
+from workbench.model.families.sparse_attention import DEEPSEEK_V32, GLM_MOE_DSA
 from workbench.model.families.video_llama_vision import VIDEO_LLAMA_VISION
 from workbench.model.families.vit import (
     AIMV2,
@@ -118,6 +118,7 @@ FAMILIES: tuple[Family, ...] = (
     GLM4,
     GLM4_MOE,
     GLM4_MOE_LITE,
+    GLM_MOE_DSA,
     GLM4V_TEXT,
     GLM4V_MOE_TEXT,
     GLM_OCR_TEXT,
