@@ -373,4 +373,6 @@ def test_degrees_masks_and_exports_are_refused() -> None:
     plan = moe_plan(config=MODEL)
     masked = replace(plan, batch=tuple(replace(sample, mask="full") for sample in plan.batch))
     refused("an indexer chooses .* under no mask; want causal, got full", lambda: check_runnable(masked))
-    refused("blocks of 'llm' with learned sparse attention", lambda: decoder_of(plan.model.modules[0]))
+    for config in (MODEL, SHARING):
+        module = tiny_models.llm(config)
+        refused("blocks of 'llm' with learned sparse attention", lambda module=module: decoder_of(module))

@@ -100,6 +100,8 @@ def decoder_of(module: Module) -> Decoder:
     """
     blocks = [layer for layer in module.layers if layer.kind is LayerKind.BLOCK]
     block = blocks[-1]
+    if any(map(_attends_to_chosen_keys, blocks)):
+        raise ValueError(f"blocks of {module.name!r} with learned sparse attention")
     num_dense = _num_dense(module, blocks)
     _check_block(module, block)
     config = config_of(module)
@@ -218,8 +220,6 @@ def _check_block(module: Module, block: Layer) -> None:
     rule = next((op for op in block.operators if isinstance(op, Recurrence)), None)
     if rule is not None:
         raise ValueError(f"blocks of {module.name!r} with {rule.title}")
-    if _attends_to_chosen_keys(block):
-        raise ValueError(f"blocks of {module.name!r} with learned sparse attention")
     if has_short_conv(block.operators):
         raise ValueError(f"blocks of {module.name!r} with short convolutions")
     if GATE in names:
