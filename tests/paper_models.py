@@ -116,6 +116,16 @@ DECODERS: dict[str, dict[str, Any]] = {
     | {"model_type": "deepseek_v2", "topk_method": "group_limited_greedy", "mlp_bias": True},
     "deepseek_v2, greedy": DEEPSEEK | {"model_type": "deepseek_v2", "q_lora_rank": None},
     "deepseek_v3": DEEPSEEK,
+    "deepseek_v32": DEEPSEEK
+    | {"model_type": "deepseek_v32", "index_topk": 5, "index_n_heads": 3, "index_head_dim": 12},
+    "glm_moe_dsa": DEEPSEEK
+    | {
+        "model_type": "glm_moe_dsa",
+        "index_topk": 4,
+        "index_n_heads": 2,
+        "index_head_dim": 8,
+        "indexer_types": ["full", "shared", "full"],
+    },
     "deepseek_v3, queries without a latent": DEEPSEEK
     | {"q_lora_rank": None, "rope_interleave": False, "v_head_dim": 12, "attention_bias": True},
 }

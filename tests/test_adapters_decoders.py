@@ -86,6 +86,7 @@ def plain_attention(
     scaling: float,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    indices: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
     """What papers write down, in the inputs' own type; transformers' own rounds to float32."""
@@ -96,6 +97,10 @@ def plain_attention(
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     scores = scores + attention_mask
+    if indices is not None:
+        is_out = torch.ones(indices.shape[0], 1, *scores.shape[2:], dtype=torch.bool)
+        is_out.scatter_(-1, indices.long()[:, None], False)
+        scores = scores.masked_fill(is_out, float("-inf"))
     if s_aux is not None:
         sinks = s_aux[None, :, None, None].expand(*scores.shape[:3], 1)
         return (torch.cat([scores, sinks], -1).softmax(-1)[..., :-1] @ value).transpose(1, 2), None
@@ -159,13 +164,16 @@ def test_two_samples_of_a_decoder_equal_transformers(name: str) -> None:
     theirs = original(name, ours)
     expected = loss_of(theirs, data.input_ids, data.tokens_in)
     expected.backward()
-    original_grads = {key: parameter.grad for key, parameter in theirs.named_parameters()}
+    gradients = {key: parameter.grad for key, parameter in theirs.named_parameters()}
+    original_grads = {key: gradient for key, gradient in gradients.items() if gradient is not None}
+    trained = {key: weight for key, weight in ours.named_weights() if weight.requires_grad}
+    assert {key for key, _ in ours.named_weights()} - set(trained) == set(gradients) - set(original_grads)
     scale = torch.stack([grad.norm() for grad in original_grads.values()]).norm()
 
     loss = ours(StageInput(None, data))
     assert relative(loss, expected) <= 1e-10
     loss.backward()
-    for key, parameter in ours.named_weights():
+    for key, parameter in trained.items():
         assert (parameter.grad - original_grads[key]).norm() <= 1e-10 * scale, key
         parameter.grad = None
 
@@ -173,10 +181,10 @@ def test_two_samples_of_a_decoder_equal_transformers(name: str) -> None:
     loss = ours(StageInput(None, data))
     with parted.leaving() as work:
         loss.backward(torch.ones_like(loss))
-    late = {key for key, parameter in ours.named_weights() if parameter.grad is None}
+    late = {key for key, parameter in trained.items() if parameter.grad is None}
     work.run()
     assert late, "no weight's gradient was left for the second pass"
-    for key, parameter in ours.named_weights():
+    for key, parameter in trained.items():
         assert (parameter.grad - original_grads[key]).norm() <= 1e-10 * scale, key
         assert key in late or parameter.ndim == 1 or any(part in key for part in IN_FIRST_PASS), key
 

@@ -1,7 +1,7 @@
 """Attention function for transformers' layers: over packed items, or under a mask object of our own."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import NamedTuple, Protocol
 
@@ -34,12 +34,18 @@ class Packing:
     """Layout of items in a packed tensor, with a block-diagonal mask: items do not see each other.
 
     It is passed through transformers' layers as their `attention_mask`, which they forward unchanged to the
-    attention function. `restore` [T] puts the groups' tokens back in packed order.
+    attention function. `restore` [T] puts the groups' tokens back in packed order. `choices` are those of
+    indexers, by the index of their block, for later blocks that read the same keys.
     """
 
     lengths: tuple[int, ...]
     groups: tuple[LengthGroup, ...]
     restore: Tensor | None
+    choices: dict[int, tuple[Tensor, ...]] = field(default_factory=dict, compare=False)
+
+    def __getitem__(self, index: object) -> "Packing":
+        """Itself: transformers takes a mask of three dimensions out of its own for an indexer."""
+        return self
 
 
 class Attends(Protocol):
@@ -102,6 +108,7 @@ def packed_sdpa(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    indices: Sequence[Tensor] | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
     """Attention within each item, with the signature of transformers' attention functions.
@@ -109,7 +116,8 @@ def packed_sdpa(
     The mask decides: attention under a `Packing` is computed here, other masks compute it themselves. `s_aux`
     are sinks: with them, our kernels run on a GPU, as torch's return no log-sum-exp. Values narrower than
     keys (latent attention) are padded, as torch's fused kernel on CPUs, and kernels under masks, want one
-    width. Dropout is off: a forward pass draws no random numbers.
+    width. `indices` are what an indexer chose: for each group, [N, L, L] whether a query attends to a key.
+    Dropout is off: a forward pass draws no random numbers.
 
     Returns:
         [1, T, H, D] and None (no attention weights).
@@ -128,6 +136,7 @@ def packed_sdpa(
             sliding_window=sliding_window,
             softcap=softcap,
             s_aux=s_aux,
+            indices=indices,
         )
         return y_1THD[..., :width], nothing
     attends = attention_mask
@@ -144,9 +153,10 @@ def packed_sdpa(
     causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
     rule = _Rule(scaling, causal, sliding_window, softcap, s_aux)
     outputs = []
-    for group in attends.groups:
+    for index, group in enumerate(attends.groups):
         q_NHLD, k_NHLD, v_NHLD = (_items(x, group) for x in (query_1HTD, key_1HTD, value_1HTD))
-        outputs.append(rule.kernel(q_NHLD, k_NHLD, v_NHLD, rule).transpose(1, 2).flatten(0, 1))
+        own = rule if indices is None else rule._replace(chosen=indices[index])
+        outputs.append(own.kernel(q_NHLD, k_NHLD, v_NHLD, own).transpose(1, 2).flatten(0, 1))
     if attends.restore is None:
         return outputs[0][None], None
     return torch.cat(outputs).index_select(0, attends.restore)[None], None
@@ -160,13 +170,14 @@ def _causal_items(lengths: tuple[int, ...], device: torch.device) -> AttentionMa
 
 
 class _Rule(NamedTuple):
-    """Visibility among the tokens of one item; a window implies causal."""
+    """Visibility among the tokens of one item; a window implies causal, and so does what is chosen."""
 
     scale: float | None
     causal: bool
     window: int | None
     softcap: float | None
     sinks: Tensor | None
+    chosen: Tensor | None = None
 
     @property
     def kernel(self) -> "Callable[[Tensor, Tensor, Tensor, _Rule], Tensor]":
@@ -176,7 +187,9 @@ class _Rule(NamedTuple):
         return _fused if self.softcap is None else _capped
 
     def mask(self, length: int, device: torch.device) -> Tensor | None:
-        """[L, L] True where a query sees a key; None where the rule is plain causal or full."""
+        """[L, L] or [N, 1, L, L] True where a query sees a key; None where the rule is causal or full."""
+        if self.chosen is not None:
+            return self.chosen[:, None]
         if self.window is None or length <= self.window:
             return None
         return _window(length, self.window, device)

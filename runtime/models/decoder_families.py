@@ -12,6 +12,7 @@ from transformers.models.cohere_compass import modeling_cohere_compass as cohere
 from transformers.models.cosmos3_edge import modeling_cosmos3_edge as cosmos3_edge
 from transformers.models.deepseek_v2 import modeling_deepseek_v2 as deepseek_v2
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek_v3
+from transformers.models.deepseek_v32 import modeling_deepseek_v32 as deepseek_v32
 from transformers.models.dots1 import modeling_dots1 as dots1
 from transformers.models.ernie4_5 import modeling_ernie4_5 as ernie4_5
 from transformers.models.ernie4_5_moe import modeling_ernie4_5_moe as ernie4_5_moe
@@ -25,6 +26,7 @@ from transformers.models.glm4_moe import modeling_glm4_moe as glm4_moe
 from transformers.models.glm4_moe_lite import modeling_glm4_moe_lite as glm4_moe_lite
 from transformers.models.glm4v import modeling_glm4v as glm4v
 from transformers.models.glm4v_moe import modeling_glm4v_moe as glm4v_moe
+from transformers.models.glm_moe_dsa import modeling_glm_moe_dsa as glm_moe_dsa
 from transformers.models.glm_ocr import modeling_glm_ocr as glm_ocr
 from transformers.models.gpt2 import modeling_gpt2 as gpt2
 from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
@@ -68,7 +70,7 @@ from transformers.models.solar_open import modeling_solar_open as solar_open
 from transformers.models.starcoder2 import modeling_starcoder2 as starcoder2
 
 from runtime.models import aria as own_aria
-from runtime.models import cohere, deepseek, delta_net, ernie, hunyuan, minimax, xielu
+from runtime.models import cohere, deepseek, delta_net, ernie, hunyuan, indexer, minimax, xielu
 from runtime.models import gemma4 as own_gemma4
 from runtime.models import gpt_oss as own_gpt_oss
 from runtime.models import granite_hybrid as own_granite
@@ -156,9 +158,11 @@ DECODERS: Mapping[str, DecoderFamily] = {
         adapt=deepseek.adapt,
     ),
     "deepseek_v3": corrected_family(deepseek_v3, "DeepseekV3", cuts=deepseek.CUTS),
+    "deepseek_v32": corrected_family(deepseek_v32, "DeepseekV32", cuts=indexer.CUTS, adapt=indexer.adapt),
     "glm4": family(glm4, "Glm4"),
     "glm4_moe": corrected_family(glm4_moe, "Glm4Moe"),
     "glm4_moe_lite": corrected_family(glm4_moe_lite, "Glm4MoeLite", cuts=deepseek.CUTS),
+    "glm_moe_dsa": corrected_family(glm_moe_dsa, "GlmMoeDsa", cuts=indexer.CUTS, adapt=indexer.adapt_shared),
     "glm4v_text": family(glm4v, "Glm4vText", norm=glm4v.Glm4vRMSNorm, rotates_by_axes=True),
     "glm_ocr_text": family(
         glm_ocr, "GlmOcrText", norm=glm_ocr.GlmOcrRMSNorm, rotates_by_axes=True, predicts_ahead=True

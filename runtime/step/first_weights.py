@@ -14,6 +14,7 @@ from runtime.models.initialise import Fill, initial_value
 from runtime.models.weights import WeightReader
 from runtime.parallel.expert.cuts import StagePosition, WeightParts
 from workbench.model.lora import is_of_adapter
+from workbench.model.trained import is_trained_by_name
 from workbench.plan.stage import Stage
 
 
@@ -92,14 +93,14 @@ def set_weights(
     parameters: dict[str, nn.Parameter] = {}
     with ThreadPoolExecutor(num_cores()) as drawers:
         for index, layer, layer_parts in zip(range(*stage.layers), layers, parts, strict=True):
-            is_trained = adapter.module.layers[index].trainable
+            is_trainable = adapter.module.layers[index].trainable
             names = _untied_names(adapter, layer)
             new = {name: local for local, name in reversed(names.items()) if name not in parameters}
             for name, value in zip(new, first.values(layer, layer_parts, new, drawers), strict=True):
                 value_here = value.to(
                     device, copy=first.drawn is not None
                 )  # cached values must not be trained
-                trains = is_trained or is_of_adapter(name)
+                trains = is_trained_by_name(name, is_trainable=is_trainable)
                 parameters[name] = nn.Parameter(value_here, requires_grad=trains)
             for local, name in names.items():
                 _set_parameter(layer, local, parameters[name])

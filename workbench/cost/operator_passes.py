@@ -2,12 +2,14 @@
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from workbench.cost.autocast import Autocast, weight_cast_bytes
 from workbench.cost.eager_traffic import eager_bytes
 from workbench.cost.execution import AttentionKernel, GradientSum, Lookups
+from workbench.cost.indexer import KERNELS as INDEXER_KERNELS
+from workbench.cost.indexer_time import indexer_s
 from workbench.cost.kernel_times import ELEMENT_BYTES, KernelTimes
 from workbench.cost.products import (
     CastKernels,
@@ -19,7 +21,14 @@ from workbench.cost.products import (
 )
 from workbench.cost.profile import Direction, Table
 from workbench.cost.recurrence import AnyRecurrence, chunk_of, recurrence_bytes, recurrence_flop
-from workbench.cost.roofline import ATTENTION_BACKWARD_FLOP, Gemm, Grid, Work, gemm_of, operator_tokens
+from workbench.cost.roofline import (
+    ATTENTION_BACKWARD_FLOP,
+    Gemm,
+    Grid,
+    Work,
+    gemm_of,
+    operator_tokens,
+)
 from workbench.cost.traffic import (
     LOSS,
     WIDE_BYTES,
@@ -158,13 +167,13 @@ class OperatorPasses:
             if adapter := adapter_kernels(operator, self._grid.tp):
                 kernels += [self._kernel(each, 1, ProductFormat.SAME) for each in adapter]
                 is_interior += [index > first, True, True]
-        launched = kernels_of(layer)
+        launched = tuple(map(_without_indexer, kernels_of(layer)))
         adapters = [kernel.operator for kernel in kernels if kernel.is_trained] if layer.has_adapters else []
         backward = [run.num_backward_kernels(each, is_trained=is_trained) for each in launched]
         return LayerKernels(
             operators,
             tuple(kernels),
-            sum(map(run.num_kernels, (*launched, *adapters))),
+            sum(map(run.num_kernels, (*launched, *adapters))) + layer.has_indexer * INDEXER_KERNELS,
             sum(backward) + sum(map(run.num_backward_kernels, adapters)),
             self._casts(kernels, (*launched, *adapters)),
             first,
@@ -282,13 +291,23 @@ class OperatorPasses:
         return gemm.n * gemm.k * (2 * WIDE_BYTES - self._bytes)
 
     def _attention(self, operator: Attention, work: Work) -> Passes:
+        """Passes of an attention; the forward is with that of its indexer, whose kernels are fused ones."""
+        passes = self._attended(operator, work)
+        if operator.indexer is None:
+            return passes
+        doubts = frozenset({"scores of an indexer: at the rate of products of its heads"})
+        forward_s = passes.forward_s + indexer_s(self._cost, operator, work, self._grid, self._precision)
+        return passes._replace(forward_s=forward_s, unmeasured=passes.unmeasured | doubts)
+
+    def _attended(self, operator: Attention, work: Work) -> Passes:
         forward_s, inside = self._cost.attention_s(operator, work, self._grid, self._precision)
         doubts = {*self._table_doubts(self._cost.profile.attention, "attention")}
         doubts.update(self._cost.attention_doubts(operator))
         if not inside:
             doubts.add("attention outside the measured shapes")
         if work.reach(operator) != ANY:
-            doubts.add("attention in a window: at the rate of causal rows with as many keys")
+            kind = "in a window" if operator.top_k is None else "to chosen keys"
+            doubts.add(f"attention {kind}: at the rate of causal rows with as many keys")
         kernel = self._cost.execution.attention
         if kernel is AttentionKernel.FUSED:
             rate = self._cost.attention_backward_rate(operator, work, self._grid)
@@ -330,6 +349,13 @@ class OperatorPasses:
             yield f"{name}: scaled from another machine"
         if table.points and self._precision != self._cost.profile.table_precision:
             yield f"{name} in {self._precision}"
+
+
+def _without_indexer(operator: Operator) -> Operator:
+    """The operator as it is in a backward."""
+    if not isinstance(operator, Attention) or operator.indexer is None:
+        return operator
+    return replace(operator, indexer=None)
 
 
 def adapter_kernels(operator: Operator, tp: int) -> tuple[Operator, ...]:

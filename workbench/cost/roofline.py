@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from workbench.cost.indexer import indexer_flop
 from workbench.cost.recurrence import recurrence_flop
 from workbench.float_sum import float_sum
 from workbench.model.experts import JOIN, LATENT_UP, SHARED, is_of_expert
@@ -236,10 +237,18 @@ def forward_flop(operator: Operator, work: Work, grid: Grid) -> float:
     return 0.0
 
 
+def index_flop(operator: Operator, work: Work, grid: Grid) -> float:
+    """FLOP of an attention's indexer, whole on every tensor-parallel rank; 0 for other operators."""
+    if not isinstance(operator, Attention) or operator.indexer is None:
+        return 0.0
+    tokens, pairs = operator_tokens(operator, work, grid), work.attention_area / grid.cp
+    return indexer_flop(operator.indexer, tokens, pairs)
+
+
 def layer_flop(layer: Layer, work: Work, grid: Grid = Grid()) -> float:  # noqa: B008  (immutable)
     """Forward FLOP of one layer on one rank."""
-    return float_sum(
-        forward_flop(each, work, grid)
+    return sum(
+        forward_flop(each, work, grid) + index_flop(each, work, grid)
         for operator in layer.operators
         for each in (operator, *adapter_of(operator))
     )

@@ -100,6 +100,8 @@ def decoder_of(module: Module) -> Decoder:
     """
     blocks = [layer for layer in module.layers if layer.kind is LayerKind.BLOCK]
     block = blocks[-1]
+    if any(map(_attends_to_chosen_keys, blocks)):
+        raise ValueError(f"blocks of {module.name!r} with learned sparse attention")
     num_dense = _num_dense(module, blocks)
     _check_block(module, block)
     config = config_of(module)
@@ -230,6 +232,10 @@ def _check_block(module: Module, block: Layer) -> None:
         raise ValueError(f"blocks of {module.name!r} with several attentions")
     if KV_DOWN not in names and any(op.name.startswith(SHARED) for op in block.operators):
         raise ValueError(f"blocks of {module.name!r} with an expert for all tokens")
+
+
+def _attends_to_chosen_keys(block: Layer) -> bool:
+    return any(isinstance(op, Attention) and op.top_k is not None for op in block.operators)
 
 
 def _norm(block: Layer) -> Pointwise:

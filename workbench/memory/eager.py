@@ -6,6 +6,7 @@ from workbench.cost.expert_parallel import COMBINE, FOR_ALL, FOR_ALL_GATE, FOR_A
 from workbench.memory.activations import ACTIVATIONS, activation_tensors
 from workbench.memory.adapters import inner_width
 from workbench.memory.block_form import UNSCALED, is_head_major, kept_of_unscaled
+from workbench.memory.indexer import eager_mask_bytes
 from workbench.memory.recurrence import eager_recurrence_bytes
 from workbench.memory.scores import score_bytes
 from workbench.memory.setting import INDEX_BYTES, Setting
@@ -217,7 +218,7 @@ class _LayerAccount:
 
         A capped attention keeps two of them per head, and a mask of one byte per element; one with a learned
         bias its weights, and the positions of the bias in its table; a window shorter than an item a mask of
-        numbers, once for all items of one length; one with sinks nothing. A mask of the samples is one over
+        numbers, see `eager_mask_bytes`; one with sinks nothing. A mask of the samples is one over
         all tokens.
         """
         lengths = set(self._setting.lengths)
@@ -236,8 +237,7 @@ class _LayerAccount:
             narrowed = 0 if size == wide else size
             pairs = score_bytes(operator, self._setting) / wide
             return pairs * (size + wide + narrowed) + sum(n * n for n in lengths)
-        window = max(lengths, default=0) if operator.window is None else operator.window
-        return sum(n * n for n in lengths if n > window) * float(self._setting.element_bytes)
+        return eager_mask_bytes(operator, self._setting)
 
     def _lookup(self, operator: Lookup) -> float:
         if operator.name == BIAS:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 from workbench.cost.expert_parallel import COMBINE
 from workbench.memory.eager import LINEAR
 from workbench.memory.grouped_experts import with_grouped_experts
+from workbench.memory.indexer import fused_score_bytes
 from workbench.memory.setting import Setting
 from workbench.model.experts import JOIN, is_of_expert
 from workbench.model.layer import Attention, Layer, Lookup, Matmul, Operator, Pointwise, Recurrence, Shard
@@ -29,7 +30,8 @@ def fused_working(layer: Layer, setting: Setting) -> FusedWorking:
 
     Experts of a rank are one operator, as they are one kernel. Where they are distributed, rows that leave
     and rows that arrive exist beside each other. Context-parallel ranks have keys and values of others in
-    work, and in a backward their gradients, see `_keys_of_others`.
+    work, and in a backward their gradients, see `_keys_of_others`. An indexer's forward has all scores of an
+    item in work.
 
     Args:
         layer: of one rank, see `on_rank`.
@@ -41,7 +43,8 @@ def fused_working(layer: Layer, setting: Setting) -> FusedWorking:
     for operator in with_grouped_experts(layer).layer.operators:
         own = setting.tokens(operator) * _width(operator, setting) * setting.element_bytes
         keys = _keys_of_others(operator, setting) if isinstance(operator, Attention) else (0.0, 0.0)
-        forward, backward = max(forward, own + keys[0]), max(backward, own + keys[1])
+        scores = fused_score_bytes(operator, setting) if isinstance(operator, Attention) else 0.0
+        forward, backward = max(forward, own + keys[0], scores), max(backward, own + keys[1])
     exchanged = _exchanged_bytes(layer, setting)
     return FusedWorking(round(max(forward, exchanged)), round(max(backward, exchanged)))
 

@@ -20,6 +20,7 @@ from workbench.memory.eager import (
 from workbench.memory.eager_working import eager_input_working, eager_working
 from workbench.memory.fused_working import fused_working
 from workbench.memory.grouped_experts import with_grouped_experts
+from workbench.memory.indexer import fused_index_bytes
 from workbench.memory.megatron import GRADIENT_BYTES, megatron_saved
 from workbench.memory.narrow_inputs import keeps_cast, with_kept_inputs
 from workbench.memory.recurrence import fused_recurrence_bytes
@@ -212,7 +213,7 @@ def saved_bytes(layer: Layer, needs: Needs, work: Work, grid: Grid, element_byte
     """Return the bytes that a layer keeps from its forward to its backward, on one rank.
 
     Per operator, whenever any gradient of the layer runs:
-      attention: query, key, value, output, and a float32 log-sum-exp a head and query;
+      attention: query, key, value, output, and a float32 log-sum-exp a head and query; what an indexer chose;
       recurrence: see `fused_recurrence_bytes`;
       norms and activations: each tensor they read; the loss, logits in float32;
       sums, rotations, means: nothing.
@@ -256,7 +257,8 @@ def _token_bytes(layer: Layer, operator: Attention | AnyRecurrence | Pointwise, 
     grid, element_bytes = setting.grid, setting.element_bytes
     if isinstance(operator, Attention):
         width = 2 * (operator.num_heads + operator.num_kv_heads) * operator.mean_dim
-        return (width * element_bytes + operator.num_heads * FLOAT32_BYTES) / grid.tp
+        own = (width * element_bytes + operator.num_heads * FLOAT32_BYTES) / grid.tp
+        return own + fused_index_bytes(operator, setting)
     if isinstance(operator, Recurrence):
         return fused_recurrence_bytes(operator, element_bytes) / grid.tp
     if operator.name.endswith(LINEAR):

@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 from workbench.memory.adapters import inner_bytes
+from workbench.memory.indexer import fused_index_bytes
 from workbench.memory.recurrence import fused_recurrence_bytes
 from workbench.memory.setting import INDEX_BYTES, Setting
 from workbench.model.block_modules import reads_alike
@@ -95,7 +96,7 @@ class _Account:
             kept += operator.num_heads * pairs * (2 * size + MASK_BYTES)
         else:
             kept += tokens * operator.num_heads * FLOAT32_BYTES
-        return kept / self._tp
+        return kept / self._tp + tokens * fused_index_bytes(operator, self._setting)
 
 
 def _reads_kept_norm(previous: Operator | None, operator: Matmul) -> bool:

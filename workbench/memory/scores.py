@@ -4,6 +4,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from workbench.float_sum import float_sum
+from workbench.memory.indexer import eager_choice_bytes, eager_chosen_bytes, eager_mask_bytes
 from workbench.memory.setting import Setting
 from workbench.model.layer import Attention
 
@@ -34,9 +35,11 @@ def working_scores(attention: Attention, setting: Setting, *, is_biased: bool) -
     With sinks a mask of one byte a pair of tokens, which the items share, is made by either pass.
 
     Args:
-        attention: that is capped or has sinks; else nothing is stored, unless
+        attention: that is capped, has sinks or chooses keys; else nothing is stored, unless
         is_biased: a learned number is added to each score.
     """
+    if attention.top_k is not None:
+        return _chosen(attention, setting)
     if not (attention.has_sinks or attention.is_capped or is_biased):
         return NO_SCORES
     counts = Counter(setting.lengths)
@@ -45,6 +48,13 @@ def working_scores(attention: Attention, setting: Setting, *, is_biased: bool) -
     mask = float(max(counts, default=0) ** 2) if attention.has_sinks else 0.0
     copies = SUNK if attention.has_sinks else CAPPED if attention.is_capped else BIASED
     return WorkingScores(*(number * scores + mask for number in copies))
+
+
+def _chosen(attention: Attention, setting: Setting) -> WorkingScores:
+    """Those of chosen keys: while they are chosen, or while what is chosen becomes a mask of numbers."""
+    choosing, mask = eager_choice_bytes(attention, setting), eager_mask_bytes(attention, setting)
+    chosen = eager_chosen_bytes(attention, setting)
+    return WorkingScores(max(choosing, chosen + mask), max(choosing - mask, chosen), 0.0)
 
 
 def score_bytes(attention: Attention, setting: Setting) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 
 from workbench.arrays import Ints
 from workbench.float_sum import float_sum
+from workbench.memory.indexer import stage_choice_bytes
 from workbench.memory.layer import layer_bytes, layer_split_bytes
 from workbench.memory.pass_setting import setting_of
 from workbench.memory.setting import Setting
@@ -250,6 +251,8 @@ class Sizes:
         last = module.layers[stage.layers[1] - 1]
         output = 0 if is_loss or frees_outputs else self._emitted(last, setting)
         shared = max(layer.own.shared for layer in layers)  # recomputed layers hold it too, to run again
+        if plan.settings.kernels is Kernels.EAGER:
+            shared += stage_choice_bytes(module.layers[slice(*stage.layers)], setting)
         return stage_bytes(layers, shared, output)
 
     def _in_stage(self, stage: Stage, needs: Sequence[Needs], setting: Setting) -> list[LayerInStage]:

@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import ClassVar, get_args
 
 from workbench.data.sample import WHERE_SET
+from workbench.model.indexer import Indexer
 from workbench.model.lora import DOWN, UP, Lora
 from workbench.model.reach import Reach
 
@@ -123,6 +124,8 @@ class Attention:
         value_dim: width of a head's value where it differs from that of query and key.
         has_sinks: whether the softmax's denominator has a learned number for each head (gpt-oss); not counted
             as work.
+        top_k: most keys that a query attends to, of those it sees: the ones with the highest scores.
+        indexer: gives these scores; None with `top_k`: those of an earlier layer.
     """
 
     name: str
@@ -139,6 +142,8 @@ class Attention:
     is_capped: bool = field(default=False, metadata={WHERE_SET: True})
     value_dim: int | None = field(default=None, metadata={WHERE_SET: True})
     has_sinks: bool = field(default=False, metadata={WHERE_SET: True})
+    top_k: int | None = field(default=None, metadata={WHERE_SET: True})
+    indexer: Indexer | None = field(default=None, metadata={WHERE_SET: True})
 
     @property
     def mean_dim(self) -> float:
@@ -147,12 +152,13 @@ class Attention:
 
     @property
     def reach(self) -> Reach:
-        """The reach of its queries among the row's own tokens."""
-        return Reach(self.window, self.chunk)
+        """How far its queries see; chosen keys are as many as those of a window."""
+        return Reach(self.window if self.top_k is None else self.top_k, self.chunk)
 
     def parameters(self) -> tuple[Parameter, ...]:
-        sinks = Parameter(f"{self.name}.sinks", (self.num_heads,), Shard.COLUMN)
-        return (sinks,) if self.has_sinks else ()
+        sinks = [Parameter(f"{self.name}.sinks", (self.num_heads,), Shard.COLUMN)] * self.has_sinks
+        weights = () if self.indexer is None else self.indexer.weights(self.name)
+        return (*sinks, *(Parameter(name, shape) for name, shape in weights))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -364,9 +370,8 @@ class Layer:
     def _parameters(self) -> tuple[Parameter, ...]:
         shared = dict(self.tied)
         own = (parameter for operator in self.operators for parameter in operator.parameters())
-        return tuple(
-            [Parameter(shared.get(p.name) or f"{self.name}.{p.name}", p.shape, p.shard) for p in own]
-        )
+        named = [Parameter(shared.get(p.name) or f"{self.name}.{p.name}", p.shape, p.shard) for p in own]
+        return tuple(named)
 
     @property
     def num_parameters(self) -> int:
@@ -376,6 +381,11 @@ class Layer:
     def has_adapters(self) -> bool:
         """Whether products of the layer have adapters; its other weights are then frozen."""
         return any(isinstance(operator, Matmul) and operator.lora is not None for operator in self.operators)
+
+    @cached_property
+    def has_indexer(self) -> bool:
+        """Whether an attention of the layer has one, whose weights are frozen."""
+        return any(isinstance(operator, Attention) and operator.indexer for operator in self.operators)
 
     @cached_property
     def first_with_weights(self) -> int:

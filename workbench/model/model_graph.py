@@ -7,6 +7,7 @@ from graphlib import CycleError
 from itertools import pairwise
 
 from workbench.data.sample import WHERE_SET
+from workbench.model.chosen_keys import reads_choice
 from workbench.model.feature_layers import FeatureLayers
 from workbench.model.layer import (
     Attention,
@@ -107,6 +108,11 @@ class Module:
         operators = (operator for layer in self.layers for operator in layer.operators)
         reaches = dict.fromkeys(op.reach for op in operators if isinstance(op, Attention) and op.reach != ANY)
         return tuple(reaches) if self.modality == TEXT else ()
+
+    @cached_property
+    def stage_starts(self) -> tuple[int, ...]:
+        """Indices of layers with which a stage may begin: those that read no earlier one's choice."""
+        return tuple(index for index, layer in enumerate(self.layers) if not reads_choice(layer))
 
     @cached_property
     def tied_layers(self) -> tuple[int, ...]:

@@ -1,10 +1,11 @@
-"""Which weights of a layer are trained: all, none, or those of its adapters alone."""
+"""Which weights of a layer are trained: all but an indexer's, none, or those of its adapters alone."""
 
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 
 from workbench.model.block_modules import reads_alike
+from workbench.model.indexer import is_of_indexer
 from workbench.model.layer import Layer, Matmul, Operator, Parameter
 from workbench.model.lora import Lora, is_of_adapter
 
@@ -16,7 +17,12 @@ def is_trained(layer: Layer) -> bool:
 
 def trains(layer: Layer, parameter: Parameter) -> bool:
     """Whether a parameter of the layer is trained."""
-    return layer.trainable or is_of_adapter(parameter.name)
+    return is_trained_by_name(parameter.name, is_trainable=layer.trainable)
+
+
+def is_trained_by_name(parameter: str, *, is_trainable: bool) -> bool:
+    """Whether a parameter of this name is trained, in a layer that is trainable or not."""
+    return (is_trainable and not is_of_indexer(parameter)) or is_of_adapter(parameter)
 
 
 def trained_parameters(layer: Layer) -> tuple[Parameter, ...]:
@@ -26,28 +32,31 @@ def trained_parameters(layer: Layer) -> tuple[Parameter, ...]:
 
 def frozen_parameters(layer: Layer) -> tuple[Parameter, ...]:
     """The layer's other weights."""
-    if layer.trainable:
+    if layer.trainable and not layer.has_indexer:
         return ()
-    return tuple(parameter for parameter in layer.parameters() if not is_of_adapter(parameter.name))
+    return tuple(parameter for parameter in layer.parameters() if not trains(layer, parameter))
 
 
 def trainable_parameters(layer: Layer) -> tuple[Parameter, ...]:
-    """The weights that are trained where any of the layer are: those of its adapters, or all."""
-    if not layer.has_adapters:
-        return layer.parameters()
-    return tuple(parameter for parameter in layer.parameters() if is_of_adapter(parameter.name))
+    """The weights that are trained where any of the layer are: those of its adapters, or all others' too."""
+    return _trainable(layer, layer.parameters())
 
 
 def trainable_in(layer: Layer, operator: Operator) -> tuple[Parameter, ...]:
     """Those of one operator of the layer."""
-    if not layer.has_adapters:
-        return operator.parameters()
-    return tuple(parameter for product in adapter_of(operator) for parameter in product.parameters())
+    return _trainable(layer, operator.parameters())
 
 
 def has_trainable(layer: Layer, operator: Operator) -> bool:
     """Whether an operator of the layer has any of them."""
-    return bool(adapter_of(operator) if layer.has_adapters else operator.parameters())
+    return bool(adapter_of(operator) if layer.has_adapters else trainable_in(layer, operator))
+
+
+def _trainable(layer: Layer, parameters: tuple[Parameter, ...]) -> tuple[Parameter, ...]:
+    if not layer.has_adapters and not layer.has_indexer:
+        return parameters
+    is_trainable = not layer.has_adapters
+    return tuple(each for each in parameters if is_trained_by_name(each.name, is_trainable=is_trainable))
 
 
 def num_weights(layers: Iterable[Layer]) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from workbench.cost.roofline import Grid, Work, forward_flop
+from workbench.cost.roofline import Grid, Work, forward_flop, index_flop
 from workbench.model.frozen import Needs
 from workbench.model.layer import Attention, Layer, Recurrence
 from workbench.model.trained import adapter_of, first_trained
@@ -58,7 +58,7 @@ def _layer_flop(layer: Layer, work: Work, need: Needs) -> float:
 
     Gradients run back to the layer's input if it needs one, else to the first trained weights. A product with
     an adapter has none of its own weights'; the adapter's two products have. The scores that a fused kernel
-    computes again are recompute, not useful FLOP.
+    computes again are recompute, not useful FLOP. An indexer has a forward alone.
     """
     total, first = 0.0, first_trained(layer)
     for index, operator in enumerate(layer.operators):
@@ -66,7 +66,7 @@ def _layer_flop(layer: Layer, work: Work, need: Needs) -> float:
         is_attention = isinstance(operator, Attention | Recurrence)
         needs_weight_grad = need.weight_grad and not layer.has_adapters
         gradients = 2 * needs_input_grad if is_attention else needs_input_grad + needs_weight_grad
-        total += (1 + gradients) * forward_flop(operator, work, WHOLE)
+        total += (1 + gradients) * forward_flop(operator, work, WHOLE) + index_flop(operator, work, WHOLE)
         for product, gradients in zip(adapter_of(operator), (needs_input_grad, need.any), strict=False):
             total += (1 + gradients + need.weight_grad) * forward_flop(product, work, WHOLE)
     return total

@@ -17,6 +17,7 @@ from workbench.model.trained import adapted_products
 from workbench.plan.kernel_heads import CPU, check_kernel_heads
 from workbench.plan.kernels import Kernels
 from workbench.plan.plan import Boundaries, ModuleSettings, Plan, Sharding
+from workbench.plan.runnable_choices import check_choices
 from workbench.plan.runnable_degrees import check_degrees
 from workbench.plan.runnable_items import check_segment
 from workbench.plan.stage import Stage
@@ -43,6 +44,7 @@ def check_runnable(plan: Plan) -> None:
         check_degrees(plan.model.module(stage.module), tp=stage.tp, cp=stage.cp)
         check_shared_tokens(plan, stage)
         _check_masks(plan, stage)
+        check_choices(plan, stage)
         _check_kernels(plan, stage)
     check_targets(plan)
 
@@ -238,6 +240,8 @@ def _only_causal(operator: Operator) -> str:
         return "a short convolution runs over whole samples, under no mask"
     if isinstance(operator, Attention) and operator.is_capped:
         return "attention under a mask has no soft cap"
+    if isinstance(operator, Attention) and operator.top_k is not None:
+        return "an indexer chooses among all earlier keys of a sample, under no mask"
     return ""
 
 

@@ -45,6 +45,8 @@ def _reasons(module: Module, tp: int, cp: int) -> Iterator[str]:
         yield f"a short convolution reads neighbouring tokens, on one rank; want cp 1, got {cp}"
     if cp > 1 and any(isinstance(operator, Attention) and operator.is_capped for operator in operators):
         yield f"attention over several ranks has no soft cap; want cp 1, got {cp}"
+    if cp > 1 and any(isinstance(each, Attention) and each.top_k is not None for each in operators):
+        yield f"an indexer scores all keys of a sample, on one rank; want cp 1, got {cp}"
     if tp > 1 and family is not None and not family.shares_weights and _has_blocks(module):
         yield f"{family.model_type} has no tensor parallelism; want tp 1, got {tp}"
     if tp > 1:

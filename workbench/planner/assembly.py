@@ -141,15 +141,18 @@ def cut(cost_s: tuple[float, ...], num_stages: int, module: str) -> Cuts:
 def blocks_cut(job: Job, cost_s: tuple[float, ...], num_blocks: int, module: str) -> Cuts:
     """Balanced stages of one module on `num_blocks` blocks of ranks.
 
-    Where a block holds several stages, their sums are balanced.
+    Where a block holds several stages, their sums are balanced. No stage begins with a layer that reads keys
+    that an earlier one chose.
     """
     virtual = virtual_stages(job, module)
     if given := layout_of(job, module).stage_layers:
         return tuple(pairwise(accumulate(given, initial=0)))
-    cuts = cut(cost_s, num_blocks * virtual, module)
-    if virtual == 1:
-        return cuts
-    return even_blocks(cost_s, cuts, lambda index: rank_block(job.schedule, index, len(cuts)))
+    bounds = (*job.model.module(module).stage_starts, len(cost_s))
+    group_s = tuple([sum(cost_s[first:last]) for first, last in pairwise(bounds)])
+    cuts = cut(group_s, num_blocks * virtual, module)
+    if virtual > 1:
+        cuts = even_blocks(group_s, cuts, lambda index: rank_block(job.schedule, index, len(cuts)))
+    return tuple([(bounds[first], bounds[last]) for first, last in cuts])
 
 
 def bottleneck_s(cost_s: Sequence[float], cuts: Cuts, schedule: Schedule, virtual: int) -> float:

@@ -359,7 +359,7 @@ class LayoutSpace:
             if node % tp == 0:
                 for cp in (degree for degree in divisors(num_ranks // tp) if degree.bit_count() == 1):
                     for pp in divisors(num_ranks // (tp * cp)):
-                        if pp <= len(module.layers):
+                        if pp <= len(module.stage_starts):
                             yield tp, cp, pp
 
     def _allows(self, module: Module, grid: ModuleChoice) -> bool:

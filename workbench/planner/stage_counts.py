@@ -242,7 +242,7 @@ def _options(job: Job, name: str) -> tuple[int, ...]:
     given = layout.pp or len(layout.stage_layers) // virtual_stages(job, modules[0].name)
     if given:
         return (given,)
-    layers = min(len(module.layers) // virtual_stages(job, module.name) for module in modules)
+    layers = min(len(module.stage_starts) // virtual_stages(job, module.name) for module in modules)
     return tuple(range(1, min(layers, job.usable_ranks) + 1))
 
 

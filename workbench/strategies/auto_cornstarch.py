@@ -67,7 +67,7 @@ def _depths(candidates: CutCandidates) -> Iterator[dict[str, int]]:
     llm = job.model.llm.name
     virtual = virtual_stages(job, llm)
     llm_depth = _stated_depth(job, llm)
-    for depth in range(1, len(layers_s[llm]) // virtual + 1):
+    for depth in range(1, len(job.model.llm.stage_starts) // virtual + 1):
         if llm_depth in (None, depth):
             target_s = bottleneck_s(layers_s[llm], depth)
             counts = {

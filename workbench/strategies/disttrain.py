@@ -279,7 +279,7 @@ def _unit(job: Job, prices: ModulePrices, module: Module, *, counts_updates: boo
     return Unit(
         name=module.name,
         sample_s=tuple(sample_s),
-        num_layers=len(module.layers),
+        num_layers=len(module.stage_starts),
         weight_bytes=held.weights * size.weight
         + held.trained * size.gradient
         + (optimizer_bytes - sharded_bytes),

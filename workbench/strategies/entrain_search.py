@@ -266,7 +266,7 @@ class _Search:
         fits = (
             tp <= node_ranks
             and all(count % tp == 0 for count in module.kv_heads)
-            and pp <= len(module.layers)
+            and pp <= len(module.stage_starts)
         )
         is_compatible = stated is None or ((stated.tp in (1, tp)) and stated.pp in (None, pp))
         return ModuleLayout(module=module.name, tp=tp, pp=pp) if fits and is_compatible else None

@@ -120,22 +120,22 @@ def _check_v3(config: Config) -> None:
 
 def _lite(config: Config) -> Layers:
     """DeepSeek-V3's attention and experts; the configuration lists which blocks have an MLP."""
-    return deepseek_like({**_with_first_dense(config), "mlp_bias": False}, _LITE, SIGMOID)
+    return deepseek_like({**with_first_dense(config, _LITE), "mlp_bias": False}, _LITE, SIGMOID)
 
 
-def _with_first_dense(config: Config) -> Config:
+def with_first_dense(config: Config, sizes: Mapping[str, Any]) -> Config:
     """The configuration with the number of first blocks that have an MLP, from the list of all blocks.
 
     Raises:
         ValueError: blocks with an MLP after one with experts, or a list of another length.
     """
-    num = count(config, "num_hidden_layers", _LITE["num_hidden_layers"])
-    kinds = config.get(_KINDS, [_DENSE] + [_SPARSE] * (num - 1))
+    num = count(config, "num_hidden_layers", sizes["num_hidden_layers"])
+    kinds = config.get(MLP_KINDS, [_DENSE] + [_SPARSE] * (num - 1))
     is_list = isinstance(kinds, list | tuple)
     first = list(kinds).count(_DENSE) if is_list else 0
     if not is_list or list(kinds) != [_DENSE] * first + [_SPARSE] * (num - first):
         raise ValueError(
-            f"{config['model_type']}: {_KINDS} must be {_DENSE} of first blocks and {_SPARSE} of others, "
+            f"{config['model_type']}: {MLP_KINDS} must be {_DENSE} of first blocks and {_SPARSE} of others, "
             f"{num} in all, got {kinds!r:.60}"
         )
     return {**config, FIRST_DENSE: first}
@@ -170,8 +170,8 @@ def check_latent(config: Config, sizes: Mapping[str, Any]) -> None:
         )
 
 
-_KINDS, _DENSE, _SPARSE = "mlp_layer_types", "dense", "sparse"
-_EXAMPLE = EXAMPLE_LLM | {
+MLP_KINDS, _DENSE, _SPARSE = "mlp_layer_types", "dense", "sparse"
+EXAMPLE = EXAMPLE_LLM | {
     "num_key_value_heads": 4,
     "q_lora_rank": 48,
     "kv_lora_rank": 32,
@@ -189,7 +189,7 @@ DEEPSEEK_V2 = LanguageModel(
     name="DeepSeek-V2",
     model_type="deepseek_v2",
     check_config=_check_v2,
-    examples={"deepseek-v2": Example(config=_EXAMPLE | {"topk_method": _GROUPED})},
+    examples={"deepseek-v2": Example(config=EXAMPLE | {"topk_method": _GROUPED})},
     make=partial(deepseek_like, sizes=_V2, scores=WIDE_SOFTMAX),
     width_holds_heads=True,
 )
@@ -198,7 +198,7 @@ DEEPSEEK_V3 = LanguageModel(
     model_type="deepseek_v3",
     aliases=("kimi_k2",),
     check_config=_check_v3,
-    examples={"deepseek-v3": Example(config=_EXAMPLE)},
+    examples={"deepseek-v3": Example(config=EXAMPLE)},
     make=_v3,
 )
 GLM4_MOE_LITE = LanguageModel(
@@ -207,8 +207,8 @@ GLM4_MOE_LITE = LanguageModel(
     check_config=_check_lite,
     examples={
         "glm-4.7-flash": Example(
-            config={key: value for key, value in _EXAMPLE.items() if key != FIRST_DENSE}
-            | {_KINDS: [_DENSE, _DENSE, _SPARSE, _SPARSE]}
+            config={key: value for key, value in EXAMPLE.items() if key != FIRST_DENSE}
+            | {MLP_KINDS: [_DENSE, _DENSE, _SPARSE, _SPARSE]}
         )
     },
     make=_lite,

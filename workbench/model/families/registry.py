@@ -64,6 +64,7 @@ from workbench.model.families.qwen_vision import (
 from workbench.model.families.radio import RADIO
 from workbench.model.families.siglip2 import SIGLIP2
 from workbench.model.families.sigmoid_mixtures import DOTS1, MINIMAX_M2, SOLAR_OPEN
+from workbench.model.families.sparse_attention import DEEPSEEK_V32, GLM_MOE_DSA
 from workbench.model.families.video_llama_vision import VIDEO_LLAMA_VISION
 from workbench.model.families.vit import (
     AIMV2,
@@ -113,9 +114,11 @@ FAMILIES: tuple[Family, ...] = (
     QWEN3_5_MOE_TEXT,
     DEEPSEEK_V2,
     DEEPSEEK_V3,
+    DEEPSEEK_V32,
     GLM4,
     GLM4_MOE,
     GLM4_MOE_LITE,
+    GLM_MOE_DSA,
     GLM4V_TEXT,
     GLM4V_MOE_TEXT,
     GLM_OCR_TEXT,
