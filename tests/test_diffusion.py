@@ -3,11 +3,13 @@
 import pytest
 
 from workbench.cost.roofline import Grid, RowWork, Work
-from workbench.memory.layer import saved_bytes
+from workbench.memory.layer import layer_bytes, saved_bytes
+from workbench.memory.setting import Setting
 from workbench.model.diffusion import Unet, unet_layers
 from workbench.model.frozen import Needs
 from workbench.model.layer import Attention, Matmul
 from workbench.model.transformer import Heads, Keys, cross_attention_operators
+from workbench.plan.kernels import Kernels
 
 
 def unet_of(side: int) -> Unet:
@@ -100,3 +102,13 @@ def test_unet_keeps_each_tensor_once():
     work = Work((RowWork(fine, fine, fine**2),))
     kept = [saved_bytes(each, Needs(True, True), work, Grid(), 2) for each in unet_layers(unet_of(16))]
     assert kept == [2 * elements for elements in expected]
+
+
+@pytest.mark.parametrize("kernels", [each for each in Kernels if each.is_megatron])
+def test_unet_keeps_as_much_and_masks_of_dropout_with_megatrons_kernels(kernels: Kernels):
+    """Blocks of convolutions alone, 128 wide at 8 x 8; a sum's mask has a byte an element."""
+    setting = Setting(Work((RowWork(256, 256, 256**2),)), Grid(), 2, is_gathered=False)
+    _, _, down, _, up, *_ = unet_layers(unet_of(16))
+    for block, width in ((down, 64), (up, 256)):
+        kept = layer_bytes(block, Needs(True, True), setting, kernels).kept.num_bytes
+        assert kept == 2 * (3 * 64 * (width + 128) + 4 * 64) + 64 * 128

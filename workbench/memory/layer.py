@@ -11,7 +11,7 @@ from workbench.cost.recurrence import AnyRecurrence
 from workbench.cost.roofline import Grid, Work, operator_tokens
 from workbench.memory.adapters import inner_width
 from workbench.memory.attended import keys_per_query
-from workbench.memory.convolutions import input_width
+from workbench.memory.convolutions import input_width, num_read
 from workbench.memory.eager import (
     Kept,
     eager_kept,
@@ -27,7 +27,7 @@ from workbench.memory.recurrence import fused_recurrence_bytes
 from workbench.memory.setting import INDEX_BYTES, Setting
 from workbench.memory.split import SplitBytes, split_bytes
 from workbench.model.block_modules import kept_beside, reads_alike
-from workbench.model.diffusion import GROUP_NORM_TENSORS, SHORTCUT
+from workbench.model.diffusion import SHORTCUT
 from workbench.model.frozen import Needs
 from workbench.model.latent_attention import KV_DOWN
 from workbench.model.layer import (
@@ -266,13 +266,7 @@ def _token_bytes(layer: Layer, operator: Attention | AnyRecurrence | Pointwise, 
         return 0.0
     is_loss = layer.kind is LayerKind.HEAD and not operator.weights
     element_bytes = max(FLOAT32_BYTES, element_bytes) if is_loss else element_bytes
-    return operator.width / setting.cut(operator) * _num_kept(operator) * element_bytes
-
-
-def _num_kept(operator: Pointwise) -> int:
-    """Return the tensors that a norm or an activation reads; two kernels of a UNet's norm read one each."""
-    name = operator.name.rpartition(".")[2]
-    return GROUP_NORM_TENSORS.get(name, max(1, operator.num_passes - 1))
+    return operator.width / setting.cut(operator) * num_read(operator) * element_bytes
 
 
 def _kept_already(layer: Layer, previous: Operator | None, operator: Matmul, setting: Setting) -> bool:
