@@ -5,8 +5,16 @@ import pytest
 from experiments.fidelity.family_memory import GOAL, cases_of, family_of, plan_of, worst_by_family
 from experiments.fidelity.memory import RankMemory, measure
 from runtime.world.pool import Pool
+from tests import cross_models
+from workbench.cost.roofline import Grid, RowWork, Work
 from workbench.data.sample import Sample, Segment
+from workbench.memory.layer import layer_bytes
+from workbench.memory.setting import Setting
+from workbench.model.frozen import Needs
+from workbench.model.hf_config import module_from_config
+from workbench.model.item_tokens import native_tokens
 from workbench.model.model_graph import TEXT, ModelGraph
+from workbench.plan.kernels import Kernels
 from workbench.plan.plan import Recompute
 
 # Where the account was furthest off before it knew: scores and logits that are bent, gradients of
@@ -130,3 +138,42 @@ def test_an_expert_for_all_reads_what_the_router_reads(pool: Pool) -> None:
     plan = dict(cases_of("granite 4 with experts"))["granite 4 with experts, 2 joint replicas"]
     errors = [row.error for row in measure("joint", plan, pool)]
     assert abs(sum(errors)) / 2 <= 0.004, errors
+
+
+@pytest.mark.parametrize("kernels", [Kernels.FUSED, Kernels.EAGER])
+def test_a_block_keeps_keys_and_values_of_images_as_long_as_they_are(kernels: Kernels) -> None:
+    """For each of their tokens: what keys and values are made of, keys before their norm, both of them."""
+    block = cross_models.language().layers[cross_models.CROSS[1]]
+    num_texts, num_images, size = 8, 80, 4
+    width, heads = cross_models.WIDTH, cross_models.LANGUAGE["num_key_value_heads"]
+    of_keys = heads * width // cross_models.LANGUAGE["num_attention_heads"]
+    kept = [
+        layer_bytes(block, Needs(True, True), Setting(Work((row,)), Grid(), size, is_gathered=False), kernels)
+        for row in (
+            RowWork(num_texts, num_texts, 64, tokens, num_texts, num_texts * tokens)
+            for tokens in (num_images, 2 * num_images)
+        )
+    ]
+    more_bytes = kept[1].kept.num_bytes - kept[0].kept.num_bytes
+    of_norm = (of_keys + heads) * (kernels is Kernels.EAGER)  # what its weight multiplies, and a key's scale
+    assert more_bytes == num_images * (width + 3 * of_keys + of_norm) * size
+
+
+@pytest.mark.parametrize("text", [16, 128])
+def test_few_words_about_large_images_are_not_more_than_predicted(text: int, pool: Pool) -> None:
+    """Keys and values counted as rows of the text made the account 5 % too low."""
+    vision = module_from_config(
+        cross_models.VISION | {"image_size": 64},
+        name="vision",
+        modality="vision",
+        llm_width=cross_models.WIDTH,
+    )
+    llm, (tokens, _) = cross_models.language(), native_tokens(vision)
+    samples = tuple(
+        Sample(index, (Segment("vision", 0, tokens, 1, (2, 2)), Segment(TEXT, 0, text, text)))
+        for index in range(2)
+    )
+    parts = ((vision, (0, len(vision.layers)), (0,)), (llm, (0, len(llm.layers)), (1,)))
+    plan = plan_of(cross_models.model(vision, llm), samples, parts)
+    of_llm = measure("images", plan, pool)[1]
+    assert of_llm.measured_bytes <= of_llm.predicted_bytes

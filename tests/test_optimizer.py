@@ -4,8 +4,18 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.profiler import ProfilerActivity, profile
 
-from runtime.step.optimizer import OptimizerSettings, RateSchedule, Update, build_adamw, step_count, update_of
+from runtime.step.optimizer import (
+    NORM_ELEMENTS,
+    OptimizerSettings,
+    RateSchedule,
+    Update,
+    build_adamw,
+    squared_norm,
+    step_count,
+    update_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -41,3 +51,13 @@ def test_the_cpu_keeps_its_bits() -> None:
         adamw.step()
         reference.step()
         assert all(torch.equal(mine, its) for mine, its in zip(ours, theirs, strict=True))
+
+
+def test_the_norm_widens_a_large_gradient_piece_by_piece() -> None:
+    """A float64 copy of all of it would be twice as large as the gradient itself."""
+    gradient = torch.linspace(-1, 1, 4 * NORM_ELEMENTS + 3).view(1, -1)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        squared = squared_norm([gradient], torch.device("cpu"))
+    assert float(squared) == pytest.approx(float(gradient.double().square().sum()), rel=1e-12)
+    largest = max(event.self_cpu_memory_usage for event in profiler.events())
+    assert 0 < largest <= 8 * NORM_ELEMENTS

@@ -8,10 +8,11 @@ from sim.predict import iteration_s
 from sim.step.wire import wires
 from workbench.cost import overlapped_collectives
 from workbench.cost.collectives import Collective
-from workbench.cost.execution import Execution, InstanceSums, UpdatedWeights
+from workbench.cost.execution import Execution
 from workbench.cost.group_link import ring_link
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
+from workbench.cost.weight_update import InstanceSums, UpdatedWeights
 from workbench.llm_table.columns import read_row
 from workbench.llm_table.llm_row import LlmRow
 from workbench.llm_table.predict import RowPredictor

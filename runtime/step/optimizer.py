@@ -127,11 +127,18 @@ def _set_rate(
 CLIP_EPSILON = 1e-6  # as torch's clip_grad_norm_
 
 
+# Gradients are widened to float64 for the norm, so a piece takes 8 bytes an element: in a core's cache, or as
+# many as few kernels read.
+NORM_ELEMENTS, NORM_ELEMENTS_ON_GPU = 2**20, 2**24
+
+
 def squared_norm(gradients: Iterable[Tensor], device: torch.device) -> Tensor:
     """Sum of squares of all elements, a float64 scalar on the gradients' device (0 for none)."""
     total = torch.zeros((), dtype=torch.float64, device=device)
+    num_elements = NORM_ELEMENTS if device.type == "cpu" else NORM_ELEMENTS_ON_GPU
     for gradient in gradients:
-        total += torch.linalg.vector_norm(gradient, dtype=torch.float64) ** 2
+        for piece in gradient.reshape(-1).split(num_elements):
+            total += torch.linalg.vector_norm(piece, dtype=torch.float64) ** 2
     return total
 
 

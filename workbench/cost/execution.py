@@ -15,6 +15,7 @@ from workbench.cost.products import CastKernels, ProductFormat
 from workbench.cost.profile import Profile
 from workbench.cost.recurrence import kernels_of_backward, kernels_of_forward
 from workbench.cost.traffic import Dropout, LossKernel
+from workbench.cost.weight_update import Clipping, InstanceSums, UpdatedWeights
 from workbench.frozen_json import FrozenJson, parse_json
 from workbench.model.experts import SCORES
 from workbench.model.layer import Attention, Matmul, Operator, Pointwise, Recurrence
@@ -47,25 +48,6 @@ class ActivationCut(StrEnum):
 
     WHOLE = "whole"
     SEQUENCE = "sequence"
-
-
-class InstanceSums(StrEnum):
-    """Parts of gradients of several copies of a sharded optimizer are added up AT_STEP, or in the lane of the
-    gradients' own reduce-scatters, BEHIND_EACH (Megatron-Core, `num_distributed_optimizer_instances`)."""
-
-    AT_STEP = "at_step"
-    BEHIND_EACH = "behind_each"
-
-
-class UpdatedWeights(StrEnum):
-    """Of a sharded optimizer: GATHERED as equal parts at once, or SENT by ranks that own whole tensors.
-
-    Owners send one after another, and gradients are summed at one after another (PyTorch's
-    ZeroRedundancyOptimizer, InternEvo's HybridZeroOptimizer).
-    """
-
-    GATHERED = "gathered"
-    SENT = "sent"
 
 
 class SavedInput(StrEnum):
@@ -187,6 +169,8 @@ class Execution:
             casts the weights (`on`, `torch.autocast`), or all have one format (`off`).
         optimizer_kernels: one kernel updates many weights (`fused`), or one for every term of Adam
             (`eager`: `torch.optim.AdamW` unless `fused`).
+        clipping: of gradients by their global norm: none (`off`), the norm alone (`norm`: gradients stay
+            below the limit, and Megatron-Core then scales none), or norm and scaling (`scaled`).
         lookups: embedding rows are `gathered`, or computed as `products` with one-hot rows.
         gradient_sum: weight gradients of two bytes are accumulated in float32 by the product (`main`), or
             written in the format of the weights (`own`); None: `own` where a plan reduces each microbatch's.
@@ -238,6 +222,7 @@ class Execution:
     pointwise: PointwiseKernels = PointwiseKernels.FUSED
     autocast: Autocast = Autocast.OFF
     optimizer_kernels: OptimizerKernels = OptimizerKernels.FUSED
+    clipping: Clipping = Clipping.OFF
     lookups: Lookups = Lookups.GATHERED
     gradient_sum: GradientSum | None = None
     loss: LossKernel = LossKernel.PARALLEL

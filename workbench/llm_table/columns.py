@@ -5,7 +5,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from workbench.cost.eager_traffic import OptimizerKernels, PointwiseKernels
-from workbench.cost.execution import Lookups, TokenCopies, UpdatedWeights
+from workbench.cost.execution import Lookups, TokenCopies
+from workbench.cost.weight_update import Clipping, UpdatedWeights
 from workbench.llm_table.cells import (
     Column,
     Values,
@@ -170,6 +171,13 @@ COLUMNS = (
         always(OptimizerKernels.FUSED),
         OptimizerKernels,
         shown="fused",
+    ),
+    Column(
+        "clipping",
+        "gradients clipped by their global norm: off, the norm alone (norm), or norm and scaling (scaled)",
+        always(Clipping.OFF),
+        Clipping,
+        shown="off",
     ),
     Column(
         "lookups",

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from workbench.cost.eager_traffic import OptimizerKernels, PointwiseKernels
-from workbench.cost.execution import Lookups, TokenCopies, UpdatedWeights
+from workbench.cost.execution import Lookups, TokenCopies
 from workbench.cost.products import ProductFormat
+from workbench.cost.weight_update import Clipping, UpdatedWeights
 from workbench.model.block_modules import BlockModule
 from workbench.model.lora import Adapted
 
@@ -231,6 +232,7 @@ class LlmRow:
     pointwise: PointwiseKernels
     autocast: YesNo
     optimizer_kernels: OptimizerKernels
+    clipping: Clipping
     lookups: Lookups
     moe_copies: TokenCopies
     cuda_graphs: Recorded

@@ -8,12 +8,12 @@ from workbench.cost.execution import (
     AttentionKernel,
     Execution,
     GradientSum,
-    InstanceSums,
     Launch,
     TokenTravel,
 )
 from workbench.cost.flash import FlashKernel
 from workbench.cost.traffic import Dropout
+from workbench.cost.weight_update import InstanceSums
 from workbench.llm_table.llm_row import GradientNumber, LlmRow, Number, Recorded, Scores, YesNo
 
 DROPOUT_PASSES = 2.5  # over stored scores, each way: see `Execution.scores_passes`
@@ -50,6 +50,7 @@ def execution_of(row: LlmRow, base: Execution) -> Execution:
         pointwise=row.pointwise,
         autocast=Autocast.ON if row.autocast is YesNo.YES else Autocast.OFF,
         optimizer_kernels=row.optimizer_kernels,
+        clipping=row.clipping,
         lookups=row.lookups,
         launch=Launch.GRAPH if row.cuda_graphs is Recorded.ALL else base.launch,
         overlap_pieces=TENSOR_PIECES if row.tp_overlap is YesNo.YES else base.overlap_pieces,

@@ -5,8 +5,10 @@ from typing import NamedTuple
 from workbench.cost.expert_parallel import COMBINE, FOR_ALL, FOR_ALL_GATE, FOR_ALL_GATED
 from workbench.memory.activations import ACTIVATIONS, activation_tensors
 from workbench.memory.adapters import inner_width
+from workbench.memory.attended import keys_per_query
 from workbench.memory.block_form import UNSCALED, is_head_major, kept_of_unscaled
 from workbench.memory.indexer import eager_mask_bytes
+from workbench.memory.convolutions import input_width
 from workbench.memory.recurrence import eager_recurrence_bytes
 from workbench.memory.scores import score_bytes
 from workbench.memory.setting import INDEX_BYTES, Setting
@@ -54,9 +56,6 @@ ROTARY = "rotary"
 BIAS = "bias_values"  # a table of numbers that are added to scores
 BIASES = (BIAS, RELATIVE)
 READS_KEPT = (SHARED_GATE, FOR_ALL_GATE, KV_DOWN, LATENT_DOWN)  # what the expert, query or router reads
-# How many rows of the matmul that models a convolution read one element of its input:
-# kernel over stride, for the overlapping convolutions of the stems of Whisper, a conformer and Qwen3-Omni.
-OVERLAP = {"conv1": 3.0, "conv2": 1.5, "conv.0": 2.25, "conv2d1": 2.25, "conv2d2": 2.25, "conv2d3": 2.25}
 
 
 ByToken = Matmul | Attention | Pointwise | Lookup
@@ -210,7 +209,8 @@ class _LayerAccount:
             return 3 * operator.num_heads * operator.head_dim * size
         if operator.is_capped:
             return 3 * operator.num_heads * operator.head_dim * size
-        elements = 2 * (operator.num_heads + operator.num_kv_heads) * operator.head_dim
+        num_kv_heads = operator.num_kv_heads * keys_per_query(self._layer, operator, self._setting)
+        elements = 2 * (operator.num_heads + num_kv_heads) * operator.head_dim
         return (elements + self._fused_extra(operator)) * size + operator.num_heads * self._setting.wide_bytes
 
     def _kept_scores(self, operator: Operator) -> float:
@@ -251,7 +251,7 @@ class _LayerAccount:
     def _matmul(self, operator: Matmul) -> float:
         if self._is_kept(operator):
             return 0.0
-        width = operator.in_features / OVERLAP.get(operator.name, 1.0) * self._setting.element_bytes
+        width = input_width(self._layer, operator) * self._setting.element_bytes
         if self._previous is None:
             self._enter(operator, width)
         if self._is_for_all(operator):  # which the router reads, too, or a part of it

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from workbench.cost.expert_parallel import COMBINE
+from workbench.memory.convolutions import input_width
 from workbench.memory.eager import LINEAR
 from workbench.memory.grouped_experts import with_grouped_experts
 from workbench.memory.indexer import fused_score_bytes
@@ -41,7 +42,7 @@ def fused_working(layer: Layer, setting: Setting) -> FusedWorking:
     """
     forward = backward = 0.0
     for operator in with_grouped_experts(layer).layer.operators:
-        own = setting.tokens(operator) * _width(operator, setting) * setting.element_bytes
+        own = setting.tokens(operator) * _width(layer, operator, setting) * setting.element_bytes
         keys = _keys_of_others(operator, setting) if isinstance(operator, Attention) else (0.0, 0.0)
         scores = fused_score_bytes(operator, setting) if isinstance(operator, Attention) else 0.0
         forward, backward = max(forward, own + keys[0], scores), max(backward, own + keys[1])
@@ -49,20 +50,24 @@ def fused_working(layer: Layer, setting: Setting) -> FusedWorking:
     return FusedWorking(round(max(forward, exchanged)), round(max(backward, exchanged)))
 
 
-def _width(operator: Operator, setting: Setting) -> float:
+def _width(layer: Layer, operator: Operator, setting: Setting) -> float:
     """Return the width of inputs and output together, which is that of their gradients, too."""
     tp = setting.grid.tp
     if isinstance(operator, Attention):
-        return 2 * (operator.num_heads + operator.num_kv_heads) * operator.mean_dim / tp
+        return _attention_width(operator, setting)
     if isinstance(operator, Recurrence):
         return (operator.width + operator.value_width) / tp
     if isinstance(operator, Matmul):
         n = operator.out_features / (tp if operator.shard is Shard.COLUMN else 1)
         n *= 1 if operator.lora is None else 2  # and the adapter's result
-        return n + operator.in_features / (tp if operator.shard is Shard.ROW else 1)
+        return n + input_width(layer, operator) / (tp if operator.shard is Shard.ROW else 1)
     if isinstance(operator, Lookup):
         return operator.width
     return _num_tensors(operator) * operator.width / (1 if operator.shard is Shard.REPLICATED else tp)
+
+
+def _attention_width(operator: Attention, setting: Setting) -> float:
+    return 2 * (operator.num_heads + operator.num_kv_heads) * operator.mean_dim / setting.grid.tp
 
 
 def _num_tensors(operator: Pointwise) -> int:
@@ -99,7 +104,7 @@ def _keys_of_others(operator: Attention, setting: Setting) -> tuple[float, float
         return 0.0, 0.0
     tokens, num_kv_heads = setting.tokens(operator), operator.num_kv_heads / grid.tp
     if setting.key_exchange is KeyExchange.ALL_TO_ALL:
-        moved = tokens * _width(operator, setting) * size
+        moved = tokens * _attention_width(operator, setting) * size
         return moved, moved
     if setting.key_exchange is KeyExchange.RING:
         block = 2 * tokens * num_kv_heads * operator.head_dim

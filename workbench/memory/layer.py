@@ -11,6 +11,8 @@ from workbench.cost.recurrence import AnyRecurrence
 from workbench.cost.roofline import Grid, Work, operator_tokens
 from workbench.float_sum import float_sum
 from workbench.memory.adapters import inner_width
+from workbench.memory.attended import keys_per_query
+from workbench.memory.convolutions import input_width, num_read
 from workbench.memory.eager import (
     Kept,
     eager_kept,
@@ -27,6 +29,7 @@ from workbench.memory.recurrence import fused_recurrence_bytes
 from workbench.memory.setting import INDEX_BYTES, Setting
 from workbench.memory.split import SplitBytes, split_bytes
 from workbench.model.block_modules import kept_beside, reads_alike
+from workbench.model.diffusion import SHORTCUT
 from workbench.model.frozen import Needs
 from workbench.model.latent_attention import KV_DOWN
 from workbench.model.layer import (
@@ -218,9 +221,9 @@ def saved_bytes(layer: Layer, needs: Needs, work: Work, grid: Grid, element_byte
       norms and activations: each tensor they read; the loss, logits in float32;
       sums, rotations, means: nothing.
     And only when weight gradients run:
-      matmul: its input, as cast to a narrow format if its product is in one, once for adjacent ones
-      that share it, and not again when it is an attention's output that is not cast; if its adapter
-      alone is trained, also what is between the adapter's products;
+      matmul: its input (a convolution's: each element once), as cast to a narrow format if its product is in
+      one, once for adjacent ones that share it, and not again when it is an attention's output that is not
+      cast; if its adapter alone is trained, also what is between the adapter's products;
       tables: the indices.
     A layer without gradients keeps nothing.
 
@@ -248,7 +251,7 @@ def _saved_by_operator(layer: Layer, needs: Needs, setting: Setting) -> Iterator
         else:
             width = 0.0
             if not _kept_already(layer, previous, operator, setting):
-                width = operator.in_features / (grid.tp if operator.shard is Shard.ROW else 1)
+                width = input_width(layer, operator) / (grid.tp if operator.shard is Shard.ROW else 1)
             yield tokens * (width + inner_width(operator)) * element_bytes
 
 
@@ -256,22 +259,22 @@ def _token_bytes(layer: Layer, operator: Attention | AnyRecurrence | Pointwise, 
     """Return the bytes per token that gradients of the layer's input need."""
     grid, element_bytes = setting.grid, setting.element_bytes
     if isinstance(operator, Attention):
-        width = 2 * (operator.num_heads + operator.num_kv_heads) * operator.mean_dim
-        own = (width * element_bytes + operator.num_heads * FLOAT32_BYTES) / grid.tp
-        return own + fused_index_bytes(operator, setting)
+        num_kv_heads = operator.num_kv_heads * keys_per_query(layer, operator, setting)
+        width = 2 * (operator.num_heads + num_kv_heads) * operator.mean_dim
+        return (width * element_bytes + operator.num_heads * FLOAT32_BYTES) / grid.tp
     if isinstance(operator, Recurrence):
         return fused_recurrence_bytes(operator, element_bytes) / grid.tp
     if operator.name.endswith(LINEAR):
         return 0.0
     is_loss = layer.kind is LayerKind.HEAD and not operator.weights
     element_bytes = max(FLOAT32_BYTES, element_bytes) if is_loss else element_bytes
-    return operator.width / setting.cut(operator) * max(1, operator.num_passes - 1) * element_bytes
+    return operator.width / setting.cut(operator) * num_read(operator) * element_bytes
 
 
 def _kept_already(layer: Layer, previous: Operator | None, operator: Matmul, setting: Setting) -> bool:
     """Whether the input is kept already: an attention's output, or an input shared with the previous one."""
     if isinstance(previous, Attention):
         return not keeps_cast(layer, operator, setting.products)
-    if operator.name == KV_DOWN:
+    if operator.name in (KV_DOWN, SHORTCUT):  # a UNet's block normalises what its shortcut reads
         return True
     return previous is not None and reads_alike(previous, operator) and has_trainable(layer, previous)

@@ -4,9 +4,12 @@ from itertools import pairwise
 
 from workbench.memory.adapters import inner_bytes
 from workbench.memory.indexer import fused_index_bytes
+from workbench.memory.attended import keys_per_query
+from workbench.memory.convolutions import input_width, num_read
 from workbench.memory.recurrence import fused_recurrence_bytes
 from workbench.memory.setting import INDEX_BYTES, Setting
 from workbench.model.block_modules import reads_alike
+from workbench.model.diffusion import SHORTCUT
 from workbench.model.experts import is_of_expert
 from workbench.model.frozen import Needs
 from workbench.model.latent_attention import KV_DOWN
@@ -54,7 +57,7 @@ def megatron_saved(
 
 class _Account:
     def __init__(self, layer: Layer, setting: Setting, stores_scores: bool, cuts_sequence: bool) -> None:  # noqa: FBT001
-        self._is_head = layer.kind is LayerKind.HEAD
+        self._layer, self._is_head = layer, layer.kind is LayerKind.HEAD
         self._setting, self._stores_scores = setting, stores_scores
         self._tp = setting.grid.tp
         self._replicas = self._tp if cuts_sequence else 1  # ranks that split what tp does not cut
@@ -68,11 +71,13 @@ class _Account:
         if isinstance(operator, Lookup):
             return tokens * INDEX_BYTES
         if isinstance(operator, Matmul):
-            is_latent = operator.name == KV_DOWN  # reads what queries come from
-            if is_latent or reads_alike(previous, operator) or _reads_kept_norm(previous, operator):
+            is_kept = operator.name in (KV_DOWN, SHORTCUT)  # reads what queries come from, or a norm
+            if is_kept or reads_alike(previous, operator) or _reads_kept_norm(previous, operator):
                 return inner_bytes(operator, self._setting)  # what it reads is kept already
             cut = self._tp if operator.shard is Shard.ROW else self._replicas
-            return tokens * operator.in_features * size / cut + inner_bytes(operator, self._setting)
+            return tokens * input_width(self._layer, operator) * size / cut + inner_bytes(
+                operator, self._setting
+            )
         cut = self._replicas if operator.shard is Shard.REPLICATED else self._tp
         return tokens * operator.width * self._pointwise_bytes(operator) / cut
 
@@ -84,12 +89,13 @@ class _Account:
             return MASK_BYTES
         if self._is_head and not operator.weights:
             return max(FLOAT32_BYTES, self._setting.element_bytes)
-        return max(1, operator.num_passes - 1) * self._setting.element_bytes
+        return num_read(operator) * self._setting.element_bytes
 
     def _attention(self, operator: Attention) -> float:
         """Return the bytes of queries, keys and values, and of the softmax, its dropout mask and result."""
         tokens, size = self._setting.tokens(operator), self._setting.element_bytes
-        width = operator.num_heads * operator.head_dim + 2 * operator.num_kv_heads * operator.mean_dim
+        num_kv_heads = operator.num_kv_heads * keys_per_query(self._layer, operator, self._setting)
+        width = operator.num_heads * operator.head_dim + 2 * num_kv_heads * operator.mean_dim
         kept = tokens * width * size
         if self._stores_scores:
             pairs = sum(row.tokens_in**2 for row in self._setting.work.rows) / self._setting.grid.cp

@@ -6,9 +6,9 @@ from workbench.cost.expert_parallel import COMBINE, FOR_ALL, FOR_ALL_GATED
 from workbench.float_sum import float_sum
 from workbench.memory.activations import activation_tensors
 from workbench.memory.block_form import UNSCALED, is_head_major, is_parallel
+from workbench.memory.convolutions import input_width
 from workbench.memory.eager import (
     BIASES,
-    OVERLAP,
     RESIDUAL,
     ROTARY,
     SCALE,
@@ -207,7 +207,7 @@ class OperatorBytes:
 
     def _read(self, operator: Matmul) -> float:
         cut = self._tp if operator.shard is Shard.ROW else 1
-        return operator.in_features / OVERLAP.get(operator.name, 1.0) * self._size / cut
+        return input_width(self._layer, operator) * self._size / cut
 
     def _beside(self, operator: Matmul) -> float:
         """Return bytes per token of its adapter: its result, or gradients of that and of its input."""

@@ -36,6 +36,9 @@ class Unet:
         return 4 * self.channels[0]
 
 
+SHORTCUT = "shortcut"  # of a residual block that changes the width
+# Tensors that group norms and the SiLU behind them read; none follows that of a transformer.
+GROUP_NORM_TENSORS = {"norm1": 2, "norm2": 2, "norm_out": 2, "transformer_norm": 1}
 STABLE_DIFFUSION_2_1 = Unet(
     channels=(320, 640, 1280, 1280),
     attention_levels=3,
@@ -153,7 +156,7 @@ def _residual(unet: Unet, width: int, out: int, level: int) -> tuple[Operator, .
     ]
     if width != out:
         operators.append(
-            Matmul(name="shortcut", in_features=width, out_features=out, bias=True, tokens_scale=scale)
+            Matmul(name=SHORTCUT, in_features=width, out_features=out, bias=True, tokens_scale=scale)
         )
     operators.append(Pointwise(name="residual", width=out, num_passes=3, tokens_scale=scale))
     return tuple(operators)

@@ -29,6 +29,7 @@ from workbench.planner.layout_choice import ModuleChoice
 from workbench.planner.matrix_updates import Matrices, MatrixUpdates, shard_elements
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule
+from workbench.timing.clipping import clipped_s
 from workbench.timing.grid_links import GridCost, GridLinks
 from workbench.timing.price import adamw_s
 
@@ -186,18 +187,23 @@ class ModulePrices:
         )
 
     def update_s(self, choice: ModuleChoice, held: Elements) -> float:
-        """Seconds to update a rank's part of the optimizer state by AdamW: of all but Muon's matrices."""
-        return self.updated_s(self._shard(choice, held) - shard_elements(choice, held.matrices))
+        """Seconds to clip a rank's gradients and update all but Muon's matrices of its part of the state."""
+        matrices = shard_elements(choice, held.matrices)
+        return self.updated_s(self._shard(choice, held) - matrices, matrices)
 
     def step_s(self, choice: ModuleChoice) -> float:
         """Seconds to update a rank's part of the whole module, by AdamW and Muon."""
         held = self.elements(choice)
         return self.update_s(choice, held) + self.matrix_updates.seconds([(choice, held.matrices)])
 
-    def updated_s(self, num_elements: float) -> float:
-        """Seconds to update `num_elements` elements on one rank by AdamW, as a plan's STEP takes them."""
-        factor = self.cost.profile.pipeline_factor(Pass.STEP)
-        return factor * adamw_s(num_elements, self.cost, self.job.settings)
+    def updated_s(self, num_elements: float, in_matrices: float) -> float:
+        """Seconds to update `num_elements` elements on one rank by AdamW, as a plan's STEP takes them.
+
+        They are clipped before, with those in Muon's matrices.
+        """
+        factor, settings = self.cost.profile.pipeline_factor(Pass.STEP), self.job.settings
+        clipping_s = clipped_s(num_elements + in_matrices, self.cost, settings)
+        return factor * (adamw_s(num_elements, self.cost, settings) + clipping_s)
 
     def state_bytes(self, choice: ModuleChoice, held: Elements) -> float:
         """Bytes of weights, gradients and the rank's part of the optimizer state."""

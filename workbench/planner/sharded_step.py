@@ -78,7 +78,9 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice, num_samples: int) -
         passes_s += (num_rounds - 2) * more_s
     held_bytes = _held_bytes(prices, layers) + _whole_bytes(priced, prices.size)
     matrices = [(part, layer.held.matrices) for part, layer in layers]
-    updated_s = prices.updated_s(_updated_elements(layers)) + prices.matrix_updates.seconds(matrices)
+    in_matrices = sum(shard_elements(*each) for each in matrices)
+    updated_s = prices.updated_s(_updated_elements(layers), in_matrices)
+    updated_s += prices.matrix_updates.seconds(matrices)
     return LayoutStep(
         passes_s=passes_s,
         exchange_s=max(once_s, _summed_s(last)) - once_s,

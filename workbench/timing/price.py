@@ -1,5 +1,6 @@
 """Seconds of every action of a lowered plan under one cost model."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 
@@ -10,6 +11,7 @@ from workbench.collector import collector_paused
 from workbench.cost.eager_traffic import EAGER_UPDATE_TENSORS, OptimizerKernels
 from workbench.cost.model import CostModel
 from workbench.cost.traffic import WIDE_BYTES
+from workbench.cost.weight_update import Clipping
 from workbench.memory.stage import GRADIENTS, state_of
 from workbench.plan.lowered import Lowered
 from workbench.plan.optimizer import Optimizer
@@ -19,6 +21,7 @@ from workbench.plan.stage import Stage
 from workbench.plan.work import works_of
 from workbench.schedule.action import COMPUTE, MEANING, Action, Activity, Pass, TaskKind, measured_as
 from workbench.timing.attention import AttentionModel
+from workbench.timing.clipping import clipped_s, norm_sum_s
 from workbench.timing.key_exchange import with_key_exchange
 from workbench.timing.muon import MuonPrices, MuonSeconds, matrix_bytes
 from workbench.timing.pass_prices import PassPrices, Works, machines
@@ -54,9 +57,10 @@ def price(lowered: Lowered, cost: CostModel, *, attention: AttentionModel | None
 
     Passes are sums over the stage's layers, with the gradients that run for the modules present in the
     microbatch; a gradient reduction is its groups' all-reduces one after the other, a collective of sharded
-    weights one per tensor of the unit; STEP is each rank's own optimizer update and the collectives of
-    weights then. Each is multiplied by the factor measured in a pipeline, and each action also takes the
-    executor's measured overhead; copies to and from the host only that.
+    weights one per tensor of the unit; STEP is each rank's own optimizer update, behind the clipping of
+    gradients where the execution clips, and the collectives of weights then. Each is multiplied by the
+    factor measured in a pipeline, and each action also takes the executor's measured overhead; copies to and
+    from the host only that.
 
     Args:
         attention: times of attentions that depend on masks, token shards and a kernel's
@@ -130,32 +134,49 @@ class _Pricing:
 
     def _steps(self) -> dict[int, float]:
         """Return, by rank, the seconds of the update of its weights and of their groups' collectives."""
-        ranks, groups = self._plan.ranks, self._lowered.groups
+        ranks, groups, settings = self._plan.ranks, self._lowered.groups, self._plan.settings
         machines = [self._cost_of((rank,)) for rank in ranks]
         steps_s = np.array([cost.profile.overhead_s(Pass.STEP) for cost in machines], np.float64)
-        elements = np.zeros(len(ranks))
+        elements, clipped = np.zeros((2, len(ranks)))
         index_of = {rank: index for index, rank in enumerate(ranks)}
         # By identity of ranks, which most groups share: quicker to hash than the ranks.
         alike = {(group.weights[0].module, id(group.ranks)): group for group in groups}
         shards = {key: optimizer_shards(self._plan, group).num_shards for key, group in alike.items()}
         updated = [group.num_elements / shards[group.weights[0].module, id(group.ranks)] for group in groups]
-        matrices_s = self._matrices_s(updated)
-        steps_s += matrices_s.exchanges
         present = {  # the others are in replicas folded away
             ranks: [index_of[rank] for rank in group.ranks if rank in index_of]
             for (_, ranks), group in alike.items()
         }
         sizes = ints(len(present[id(group.ranks)]) for group in groups)
         index = ints(chain.from_iterable(present[id(group.ranks)] for group in groups))
+        if self._clips(machines):
+            np.add.at(clipped, index, np.repeat(updated, sizes))
+            steps_s += norm_sum_s(groups, self._weights)
+        matrices_s = self._matrices_s(updated)
+        steps_s += matrices_s.exchanges
         np.add.at(elements, index, np.repeat(updated, sizes))  # in the order of groups
         np.add.at(steps_s, index, np.repeat([self._weights.step_s(group) for group in groups], sizes))
         return {
             rank: step_s
-            + cost.profile.pipeline_factor(Pass.STEP) * (self._update_s(num_elements, cost) + matrix_s)
-            for rank, step_s, num_elements, matrix_s, cost in zip(
-                ranks, steps_s.tolist(), elements.tolist(), matrices_s.updates.tolist(), machines, strict=True
+            + cost.profile.pipeline_factor(Pass.STEP)
+            * (self._update_s(num_elements, cost) + matrix_s + clipped_s(num_clipped, cost, settings))
+            for rank, step_s, num_elements, num_clipped, matrix_s, cost in zip(
+                ranks,
+                steps_s.tolist(),
+                elements.tolist(),
+                clipped.tolist(),
+                matrices_s.updates.tolist(),
+                machines,
+                strict=True,
             )
         }
+
+    def _clips(self, machines: Iterable[CostModel]) -> bool:
+        """Return whether gradients are clipped, which no profile measures."""
+        if all(cost.execution.clipping is Clipping.OFF for cost in machines):
+            return False
+        self._unmeasured.add("clipping of gradients: bytes over memory bandwidth")
+        return True
 
     def _matrices_s(self, updated: list[float]) -> MuonSeconds:
         """Return the seconds of Muon's updates; take their elements from each group's `updated`."""

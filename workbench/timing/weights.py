@@ -4,11 +4,11 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 from workbench.cost.collectives import Collective
-from workbench.cost.execution import InstanceSums, UpdatedWeights
 from workbench.cost.group_link import ring_link
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
 from workbench.float_sum import float_sum
+from workbench.cost.weight_update import InstanceSums, UpdatedWeights
 from workbench.model.layer import Parameter
 from workbench.model.trained import trained_parameters
 from workbench.plan.contents import layer_numbers
