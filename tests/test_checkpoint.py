@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 from experiments.disttrain.checkpoints import checkpoints
 from runtime.launch import RunResult, run_lowered
 from runtime.run_settings import Collect, RunSettings
-from runtime.state.checkpoint import Begin, Checkpoints, checkpoints_in
+from runtime.state.checkpoint import RANDOM, Begin, Checkpoints, checkpoints_in
 from runtime.state.checkpoint_files import (
     ForeignError,
     Identity,
@@ -22,14 +23,20 @@ from runtime.state.checkpoint_files import (
     identity_of,
     latest_whole,
 )
-from runtime.state.tensor_files import TornError
+from runtime.state.tensor_files import TornError, read_manifest
 from runtime.world.pool import Place, Pool, WorldFailed
+from tests.plans import disjoint_plan
 from tests.test_next_batches import FOLLOWING, plan_with_owners
+from tests.test_parity import mixed
+from tests.test_sharded_optimizer import WHOLE, sharded
 from tests.tiny_models import mixed_batch, plan_of, two_encoders
+from tests.tiny_valm import tiny_batch
 from tests.waiting import eventually
+from workbench.memory.checkpoint_bytes import checkpoint_bytes
 from workbench.plan.build import with_programs
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
+from workbench.plan.plan import Sharding
 
 STEPS = 5
 SETTINGS = RunSettings(steps=STEPS, collect=Collect.STATE, timeout_s=20.0)
@@ -86,6 +93,28 @@ def test_a_run_goes_on_from_a_checkpoint_to_the_last_bit(lowered, pool, saved, t
     folder, result = saved
     whole = check_whole(folder / "step-0000000003", identity(lowered))
     assert_same(result, run_lowered(lowered, saving(tmp_path, whole), pool=pool))
+
+
+@pytest.mark.parametrize("sharding", [Sharding.NONE, Sharding.OPTIMIZER])
+def test_replicas_write_each_tensor_once_and_go_on_from_it(sharding, pool, tmp_path):
+    """As many bytes as a checkpoint is predicted to have; of a sharded optimizer, parts are padded."""
+    plan = disjoint_plan(mixed("llm"), tiny_batch(), WHOLE, replicas=2)
+    if sharding is Sharding.OPTIMIZER:
+        plan = sharded(plan)
+    lowered = lower(plan)
+    result = run_lowered(lowered, saving(tmp_path / "first"), pool=pool)
+    whole = check_whole(tmp_path / "first" / "step-0000000003", identity(lowered))
+    tensors = [read_manifest(path.parent).tensors for path in whole.folder.rglob("tensors.json")]
+    written = sum(
+        4 * prod(form.shape)
+        for held in tensors
+        for name, form in held.items()
+        if name != RANDOM and not name.endswith("/step")
+    )
+    padded_bytes = 0 if sharding is Sharding.NONE else 2 * 4  # an element of either moment
+    predicted = checkpoint_bytes(plan.model, plan.settings)
+    assert predicted <= written <= predicted + padded_bytes
+    assert_same(result, run_lowered(lowered, saving(tmp_path / "second", whole), pool=pool))
 
 
 def test_a_run_over_batches_goes_on_at_its_batch(pool, tmp_path):

@@ -13,6 +13,7 @@ from workbench.elastic.model_chain import ModelChain, chain_order, model_chain
 from workbench.elastic.node_specification import TemplateSet, plan_templates
 from workbench.elastic.template import Template
 from workbench.job.job import Job
+from workbench.memory.checkpoint_bytes import checkpoint_bytes
 from workbench.memory.layer import StateBytes
 from workbench.plan.optimizer import Optimizer
 from workbench.plan.plan import Sharding
@@ -61,15 +62,9 @@ class ElasticTemplates:
         )
 
     @property
-    def loaded_bytes(self) -> float:
-        """Bytes that a restarting job reads: all weights, and optimizer state of the trained ones."""
-        return sum(self.layer_bytes) * self._tp * self._parts
-
-    @property
-    def saved_bytes(self) -> float:
-        """Bytes of a checkpoint: trained weights and their optimizer state; frozen ones do not change."""
-        pairs = zip(self.layer_bytes, self.layers, strict=True)
-        return sum(num_bytes for num_bytes, layer in pairs if layer.held.trained) * self._tp * self._parts
+    def checkpoint_bytes(self) -> int:
+        """Bytes of a checkpoint, which a restarting job reads."""
+        return checkpoint_bytes(self.job.model, self.job.settings)
 
     @property
     def _width(self) -> int:
