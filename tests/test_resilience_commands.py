@@ -170,6 +170,21 @@ def test_a_checkpoint_holds_what_the_optimizer_works_in(job, wide):
     assert found.checkpoint_bytes == expected
 
 
+def test_a_module_of_smaller_tp_is_copied_to_the_gpus_that_hold_it(job):
+    """Nodes are stages of two GPUs: an encoder's layer is cut and held by both, others are on the first."""
+    path = job.with_name("cut.yaml")
+    path.write_text(job.read_text().replace("vision: {pp: 1}", "vision: {tp: 2}"))
+    found = planned(path)
+    gpus_of = [2 if module == "vision" else 1 for module, _ in found.chain.owners]
+    nodes = [
+        sum(found.layer_bytes[layer] * gpus_of[layer] for layer in range(stage.first, stage.end))
+        for template in found.planned.templates
+        for stage in template.stages
+    ]
+    assert set(gpus_of) == {1, 2}
+    assert found.copy_s == pytest.approx(5e-6 + max(nodes) / 25e9)
+
+
 def test_a_checkpoint_does_not_depend_on_tensor_parallelism(job):
     """Two ranks that cut the encoder's layers each have its norms, and a module of tp 1 is on one of them."""
     path = job.with_name("cut.yaml")

@@ -11,12 +11,13 @@ from workbench.cost.node_copy import node_copy_s
 from workbench.elastic.instantiate import Instantiation, fastest
 from workbench.elastic.model_chain import ModelChain, chain_order, model_chain
 from workbench.elastic.node_specification import TemplateSet, plan_templates
-from workbench.elastic.template import Template
+from workbench.elastic.template import Template, TemplateStage
 from workbench.job.job import Job
 from workbench.memory.checkpoint_bytes import checkpoint_bytes
 from workbench.memory.layer import StateBytes
 from workbench.plan.optimizer import Optimizer
 from workbench.plan.plan import Sharding
+from workbench.planner.assembly import layout_of
 from workbench.planner.layer_totals import Totals
 from workbench.planner.layout_choice import ModuleChoice, on_tensor_ranks
 from workbench.planner.module_price import ModulePrices
@@ -133,11 +134,19 @@ class ElasticTemplates:
         position.
         """
         bytes_by_template = (
-            [sum(self.layer_bytes[s.first : s.end]) for s in template.stages for _ in range(s.num_gpus)]
+            [self._held_bytes(stage, index) for stage in template.stages for index in range(stage.num_gpus)]
             for template in self.planned.templates
         )
         return max(
             node_copy_s(self.job.cluster, dict(enumerate(rank_bytes))) for rank_bytes in bytes_by_template
+        )
+
+    def _held_bytes(self, stage: TemplateStage, index: int) -> float:
+        """Weights and optimizer state on one GPU of a stage: a module of smaller tp is on the first ones."""
+        return sum(
+            self.layer_bytes[layer]
+            for layer in range(stage.first, stage.end)
+            if index < layout_of(self.job, self.chain.owners[layer][0]).tp * self.sharing
         )
 
     def sum_s(self, size: int, num_pipelines: int) -> float:
