@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import threading
 from dataclasses import replace
@@ -14,7 +15,7 @@ import torch
 from experiments.disttrain.checkpoints import checkpoints
 from runtime.launch import RunResult, run_lowered
 from runtime.run_settings import Collect, RunSettings
-from runtime.state.checkpoint import RANDOM, Begin, Checkpoints, checkpoints_in
+from runtime.state.checkpoint import RANDOM, Begin, Checkpoints, RankCheckpoints, Shared, checkpoints_in
 from runtime.state.checkpoint_files import (
     ForeignError,
     Identity,
@@ -22,8 +23,10 @@ from runtime.state.checkpoint_files import (
     check_whole,
     identity_of,
     latest_whole,
+    rank_folder,
 )
-from runtime.state.tensor_files import TornError, read_manifest
+from runtime.state.rank_state import RankNotes
+from runtime.state.tensor_files import TornError, read_manifest, write_tensors
 from runtime.world.pool import Place, Pool, WorldFailed
 from tests.plans import disjoint_plan
 from tests.test_next_batches import FOLLOWING, plan_with_owners
@@ -115,6 +118,21 @@ def test_replicas_write_each_tensor_once_and_go_on_from_it(sharding, pool, tmp_p
     predicted = checkpoint_bytes(plan.model, plan.settings)
     assert predicted <= written <= predicted + padded_bytes
     assert_same(result, run_lowered(lowered, saving(tmp_path / "second", whole), pool=pool))
+
+
+@pytest.mark.parametrize(("own", "read"), [({"weight/llm/w": 2.0}, 2.0), ({}, 1.0)])
+def test_a_replica_reads_its_own_tensors_where_an_earlier_version_wrote_them(own, read, tmp_path):
+    notes = RankNotes(losses=(), python_random=random.getstate()).as_json()
+    folder, random_state = tmp_path / "step-0000000001", {RANDOM: torch.get_rng_state()}
+    for rank, values in enumerate(({"weight/llm/w": 1.0}, own)):
+        tensors = {name: torch.full((2,), value) for name, value in values.items()}
+        write_tensors(rank_folder(folder, rank), tensors | random_state, notes)
+    settings = Checkpoints(folder=tmp_path, every=1, start=Whole(folder=folder, step=1))
+    of_both = Identity(plan_hash="", dtype="", seed=0, ranks=(0, 1))
+    shared, weight = Shared(writer=0, kinds=("weight",)), torch.zeros(2)
+    saves = RankCheckpoints(settings, of_both, 1, shared=shared, timeout_s=1.0)
+    assert saves.resume(lambda: {"weight/llm/w": weight}, []) == 1
+    assert weight.tolist() == [read, read]
 
 
 def test_a_run_over_batches_goes_on_at_its_batch(pool, tmp_path):
