@@ -41,7 +41,7 @@ from workbench.float_sum import float_sum
 from workbench.job.job import load_job
 from workbench.job.machines import cost_of
 from workbench.job.run_options import RunOptions, add_arguments
-from workbench.memory.account import static_holders
+from workbench.memory.checkpoint_bytes import checkpoint_bytes
 from workbench.model.checkpoint import check_weights
 from workbench.plain_text import plain
 from workbench.plan.codec import plan_hash, read_plan
@@ -332,7 +332,7 @@ def prepare(options: RunOptions, plan: Plan) -> tuple[RunSettings, DataSource | 
     data = data_read(plan, None if source is None else source.records, following)
     identity = identity_of(plan, settings.dtype(plan), options.seed, data=data)
     begin = Begin.LATEST if options.resume else Begin.ANEW
-    num_bytes = sum(sum(static_holders(plan, rank).values()) for rank in plan.ranks)
+    num_bytes = checkpoint_bytes(plan.model, plan.settings)
     saves = checkpoints_in(options.checkpoint, options.checkpoint_every, begin, identity, num_bytes=num_bytes)
     return replace(settings, checkpoints=saves), source
 

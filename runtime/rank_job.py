@@ -19,7 +19,7 @@ from runtime.parallel.tensor.group import TensorGroup
 from runtime.rank_report import RankReport, RankState
 from runtime.readings import Readings
 from runtime.run_settings import Collect, RunSettings
-from runtime.state.checkpoint import RankCheckpoints, live_tensors
+from runtime.state.checkpoint import RankCheckpoints, Shared, live_tensors
 from runtime.state.checkpoint_files import identity_of
 from runtime.state.weights_export import write_part
 from runtime.step.activations import watch
@@ -44,6 +44,7 @@ from workbench.plan.parameter_shards import kept_stages, sharded_stages
 from workbench.plan.plan import Plan
 from workbench.plan.runnable import check_targets
 from workbench.plan.stage import Stage
+from workbench.plan.state_writers import has_whole_optimizer, state_writers
 
 PROCESSES = StageGroups()
 MOST_TIMED = 256  # last steps whose times are kept, which bounds the memory of long runs
@@ -182,7 +183,18 @@ def _saves(lowered: Lowered, mesh: Mesh, settings: RunSettings) -> RankCheckpoin
     if saves is None:
         return RankCheckpoints(None, None, mesh.rank, timeout_s=settings.timeout_s)
     identity = identity_of(plan, settings.dtype(plan), settings.seed, data=saves.data)
-    return RankCheckpoints(saves, identity, mesh.rank, timeout_s=settings.timeout_s)
+    return RankCheckpoints(
+        saves, identity, mesh.rank, shared=_shared(plan, mesh.rank), timeout_s=settings.timeout_s
+    )
+
+
+def _shared(plan: Plan, rank: int) -> Shared | None:
+    """What another rank writes of this one's state: whole weights, and whole optimizer state."""
+    writer = state_writers(plan)[rank]
+    if writer == rank:
+        return None
+    kinds = ("weight", "constant", "optimizer") if has_whole_optimizer(plan, rank) else ("weight", "constant")
+    return Shared(writer=writer, kinds=kinds)
 
 
 class _Rank:

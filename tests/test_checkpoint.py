@@ -2,9 +2,11 @@
 
 import json
 import os
+import random
 import signal
 import threading
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ import torch
 from experiments.disttrain.checkpoints import checkpoints
 from runtime.launch import RunResult, run_lowered
 from runtime.run_settings import Collect, RunSettings
-from runtime.state.checkpoint import Begin, Checkpoints, checkpoints_in
+from runtime.state.checkpoint import RANDOM, Begin, Checkpoints, RankCheckpoints, Shared, checkpoints_in
 from runtime.state.checkpoint_files import (
     ForeignError,
     Identity,
@@ -21,15 +23,23 @@ from runtime.state.checkpoint_files import (
     check_whole,
     identity_of,
     latest_whole,
+    rank_folder,
 )
-from runtime.state.tensor_files import TornError
+from runtime.state.rank_state import RankNotes
+from runtime.state.tensor_files import TornError, read_manifest, write_tensors
 from runtime.world.pool import Place, Pool, WorldFailed
+from tests.plans import disjoint_plan
 from tests.test_next_batches import FOLLOWING, plan_with_owners
+from tests.test_parity import mixed
+from tests.test_sharded_optimizer import WHOLE, sharded
 from tests.tiny_models import mixed_batch, plan_of, two_encoders
+from tests.tiny_valm import tiny_batch
 from tests.waiting import eventually
+from workbench.memory.checkpoint_bytes import checkpoint_bytes
 from workbench.plan.build import with_programs
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
+from workbench.plan.plan import Sharding
 
 STEPS = 5
 SETTINGS = RunSettings(steps=STEPS, collect=Collect.STATE, timeout_s=20.0)
@@ -86,6 +96,43 @@ def test_a_run_goes_on_from_a_checkpoint_to_the_last_bit(lowered, pool, saved, t
     folder, result = saved
     whole = check_whole(folder / "step-0000000003", identity(lowered))
     assert_same(result, run_lowered(lowered, saving(tmp_path, whole), pool=pool))
+
+
+@pytest.mark.parametrize("sharding", [Sharding.NONE, Sharding.OPTIMIZER])
+def test_replicas_write_each_tensor_once_and_go_on_from_it(sharding, pool, tmp_path):
+    """As many bytes as a checkpoint is predicted to have; of a sharded optimizer, parts are padded."""
+    plan = disjoint_plan(mixed("llm"), tiny_batch(), WHOLE, replicas=2)
+    if sharding is Sharding.OPTIMIZER:
+        plan = sharded(plan)
+    lowered = lower(plan)
+    result = run_lowered(lowered, saving(tmp_path / "first"), pool=pool)
+    whole = check_whole(tmp_path / "first" / "step-0000000003", identity(lowered))
+    tensors = [read_manifest(path.parent).tensors for path in whole.folder.rglob("tensors.json")]
+    written = sum(
+        4 * prod(form.shape)
+        for held in tensors
+        for name, form in held.items()
+        if name != RANDOM and not name.endswith("/step")
+    )
+    padded_bytes = 0 if sharding is Sharding.NONE else 2 * 4  # an element of either moment
+    predicted = checkpoint_bytes(plan.model, plan.settings)
+    assert predicted <= written <= predicted + padded_bytes
+    assert_same(result, run_lowered(lowered, saving(tmp_path / "second", whole), pool=pool))
+
+
+@pytest.mark.parametrize(("own", "read"), [({"weight/llm/w": 2.0}, 2.0), ({}, 1.0)])
+def test_a_replica_reads_its_own_tensors_where_an_earlier_version_wrote_them(own, read, tmp_path):
+    notes = RankNotes(losses=(), python_random=random.getstate()).as_json()
+    folder, random_state = tmp_path / "step-0000000001", {RANDOM: torch.get_rng_state()}
+    for rank, values in enumerate(({"weight/llm/w": 1.0}, own)):
+        tensors = {name: torch.full((2,), value) for name, value in values.items()}
+        write_tensors(rank_folder(folder, rank), tensors | random_state, notes)
+    settings = Checkpoints(folder=tmp_path, every=1, start=Whole(folder=folder, step=1))
+    of_both = Identity(plan_hash="", dtype="", seed=0, ranks=(0, 1))
+    shared, weight = Shared(writer=0, kinds=("weight",)), torch.zeros(2)
+    saves = RankCheckpoints(settings, of_both, 1, shared=shared, timeout_s=1.0)
+    assert saves.resume(lambda: {"weight/llm/w": weight}, []) == 1
+    assert weight.tolist() == [read, read]
 
 
 def test_a_run_over_batches_goes_on_at_its_batch(pool, tmp_path):

@@ -12,6 +12,7 @@ from tests.test_strategies import CLUSTER, cost
 from workbench.cost.hardware import uniform
 from workbench.elastic.batch_distribution import distribute
 from workbench.job.job import load_job
+from workbench.memory.checkpoint_bytes import checkpoint_bytes
 from workbench.plan.check import check
 from workbench.plan.plan import Microbatch, Plan
 from workbench.schedule.choice import Schedule
@@ -23,7 +24,6 @@ from workbench.search.joint.log import log_lines, replayed
 from workbench.search.joint.result import SearchResult
 from workbench.search.joint.terms import Scope, Stop
 from workbench.search.objectives.fewer_nodes import num_pipelines, with_pipelines
-from workbench.search.objectives.goodput import checkpoint_bytes
 from workbench.search.objectives.objective import Objective
 from workbench.strategies import fsdp
 from workbench.strategies.registry import PLANNERS
@@ -42,7 +42,7 @@ def open_job():
 def failing():
     """On four nodes of one rank, two of which hold the model and one does not; of one sample."""
     free = replace(job(1), layouts=(), replicas=1, microbatch_samples=1)
-    memory = int(0.9 * checkpoint_bytes(free)[1])
+    memory = int(0.9 * checkpoint_bytes(free.model, free.settings))
     node = replace(CLUSTER.nodes[0], num_ranks=1, memory_bytes=memory)
     cluster = uniform("singles", node, num_nodes=4, intra=CLUSTER.intra, inter=CLUSTER.inter)
     return replace(free, cluster=cluster, batch=free.batch[:1])

@@ -15,7 +15,6 @@ from workbench.elastic.availability import Rates
 from workbench.job.job import load_job
 from workbench.job.machines import cost_of
 from workbench.plan.plan import Precision
-from workbench.search.objectives.goodput import checkpoint_bytes
 from workbench.search.objectives.template_plans import plan_of_templates
 from workbench.strategies.elastic_templates import ElasticTemplates, elastic_templates
 from workbench.timing.accept import accept
@@ -158,24 +157,41 @@ def test_what_a_node_held_is_copied_over_all_its_cards(job):
     assert max(stages) < max(nodes)
 
 
-def test_frozen_layers_are_loaded_but_not_saved(job):
-    found = planned(job)
-    frozen = [layer for layer in found.layers if not layer.held.trained]
-    assert frozen
-    assert found.saved_bytes == pytest.approx(
-        found.loaded_bytes - sum(layer.held.weights for layer in frozen) * 4
-    )
-    assert found.copy_s > 0
-
-
 @pytest.mark.parametrize("wide", [None, Precision.FLOAT32, Precision.BFLOAT16])
 def test_a_checkpoint_holds_what_the_optimizer_works_in(job, wide):
     given = load_job(job)
     settings = replace(given.settings, precision=Precision.BFLOAT16, optimizer_precision=wide)
     given = replace(given, settings=settings)
     found = elastic_templates(given, CostModel(load_profile("H100")), num_nodes=6, num_faults=1)
-    saved, loaded = checkpoint_bytes(given)
-    assert (found.saved_bytes, found.loaded_bytes) == pytest.approx((saved, loaded))
+    of_trained = {None: 14, Precision.FLOAT32: 14, Precision.BFLOAT16: 6}[wide]
+    held = [layer.held for layer in found.layers]
+    assert sum(each.trained for each in held) < sum(each.weights for each in held)
+    expected = sum(2 * each.weights + (of_trained - 2) * each.trained for each in held)
+    assert found.checkpoint_bytes == expected
+
+
+def test_a_module_of_smaller_tp_is_copied_to_the_gpus_that_hold_it(job):
+    """Nodes are stages of two GPUs: an encoder's layer is cut and held by both, others are on the first."""
+    path = job.with_name("cut.yaml")
+    path.write_text(job.read_text().replace("vision: {pp: 1}", "vision: {tp: 2}"))
+    found = planned(path)
+    gpus_of = [2 if module == "vision" else 1 for module, _ in found.chain.owners]
+    nodes = [
+        sum(found.layer_bytes[layer] * gpus_of[layer] for layer in range(stage.first, stage.end))
+        for template in found.planned.templates
+        for stage in template.stages
+    ]
+    assert set(gpus_of) == {1, 2}
+    assert found.copy_s == pytest.approx(5e-6 + max(nodes) / 25e9)
+
+
+def test_a_checkpoint_does_not_depend_on_tensor_parallelism(job):
+    """Two ranks that cut the encoder's layers each have its norms, and a module of tp 1 is on one of them."""
+    path = job.with_name("cut.yaml")
+    path.write_text(job.read_text().replace("vision: {pp: 1}", "vision: {tp: 2}"))
+    whole, cut = planned(job), planned(path)
+    assert cut.planned.templates[0].stages[0].num_gpus == 2
+    assert cut.checkpoint_bytes == whole.checkpoint_bytes
 
 
 def test_templates_says_what_each_number_of_nodes_does(job):
@@ -247,7 +263,7 @@ def test_a_drawn_trace_is_a_day_and_does_not_end_at_its_last_loss(job, mtbf):
 def test_failures_shows_a_line_for_each_system(job, trace):
     shown = workbench("failures", job, "--trace", trace).stdout
     assert "small on trace.csv, 0.03333 h" in shown
-    seconds = planned(job).saved_bytes / 2e9
+    seconds = planned(job).checkpoint_bytes / 2e9
     again = workbench(
         "failures", job, "--trace", trace, "--storage-gb-per-s", 2, "--checkpoint-every", 7
     ).stdout

@@ -16,6 +16,7 @@ from tests.test_strategies import CLUSTER, cost
 from workbench.cost.hardware import uniform
 from workbench.elastic.availability import Availability, Change, NodeEvent, Rates, random_trace
 from workbench.job.device_pools import Aim
+from workbench.memory.checkpoint_bytes import checkpoint_bytes
 from workbench.plan.check import check
 from workbench.plan.plan import Plan, Sharding
 from workbench.report.search_tables import search_record, search_table
@@ -27,7 +28,7 @@ from workbench.search.objectives.fewer_nodes import (
     num_pipelines,
     with_pipelines,
 )
-from workbench.search.objectives.goodput import Goodput, checkpoint_bytes
+from workbench.search.objectives.goodput import Goodput
 from workbench.search.objectives.money import TrainingDollars, steps_for
 from workbench.search.objectives.objective import Objective
 from workbench.search.objectives.options import ObjectiveOptions, judge_for
@@ -297,18 +298,21 @@ def test_a_search_for_goodput_ranks_templates_and_strategies() -> None:
         search(job(), cost(), planners, lambda plan: None, objective=Objective.GOODPUT)
 
 
-def test_checkpoints_hold_what_is_trained() -> None:
+def test_checkpoints_hold_all_weights_and_the_state_of_trained_ones() -> None:
+    """As `run` writes them: two bytes of a weight, twelve more of a trained one."""
     plan = made("cornstarch")
-    saved, loaded = checkpoint_bytes(plan)
-    trained = sum(
-        parameter.num_elements
-        for module in plan.model.modules
-        for layer in module.layers
-        if layer.trainable
-        for parameter in layer.parameters()
-    )
-    assert saved == trained * (2 + 12)
-    assert loaded > saved
+    elements = {
+        trainable: sum(
+            parameter.num_elements
+            for module in plan.model.modules
+            for layer in module.layers
+            if layer.trainable is trainable
+            for parameter in layer.parameters()
+        )
+        for trainable in (True, False)
+    }
+    assert elements[False]
+    assert checkpoint_bytes(plan.model, plan.settings) == 14 * elements[True] + 2 * elements[False]
 
 
 def test_nothing_useful_is_refused_and_so_are_bad_costs(tmp_path) -> None:

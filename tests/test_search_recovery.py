@@ -10,10 +10,10 @@ from tests.test_strategies import cost
 from workbench.cost.hardware import Link
 from workbench.elastic.availability import Availability, Change, NodeEvent
 from workbench.job.module_layout import ModuleLayout
+from workbench.memory.checkpoint_bytes import checkpoint_bytes
 from workbench.memory.stage import GRADIENTS, state_of
 from workbench.schedule.choice import Schedule
 from workbench.search.objectives.fewer_nodes import num_pipelines, pipelines_of_copy, with_pipelines
-from workbench.search.objectives.goodput import checkpoint_bytes
 from workbench.search.objectives.recovery import Recovering, Saving
 from workbench.search.objectives.step_times import OwnBatch
 from workbench.strategies.fsdp import sharded_plan
@@ -92,7 +92,7 @@ def test_how_checkpoints_are_written() -> None:
         times = OwnBatch(lambda lowered: step_s(lowered, cost()))(plan)
         (way, *_) = measure.ways(plan, measure.on_nodes(plan, times, None))
         found[each] = measure(plan, times, None).figures["useful_samples_per_s"]
-        saved_s = checkpoint_bytes(plan)[0] / 1e4
+        saved_s = checkpoint_bytes(plan.model, plan.settings) / 1e4
         if each is Saving.STOPPING:
             assert (way.save_s, way.write_s) == (saved_s, 0.0)
         else:

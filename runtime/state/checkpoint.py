@@ -33,7 +33,7 @@ from runtime.state.checkpoint_files import (
 )
 from runtime.state.rank_state import RankNotes, notes_from
 from runtime.state.save_folder import check_folder, check_space, give_back, take
-from runtime.state.tensor_files import read_tensors, write_tensors
+from runtime.state.tensor_files import keys_in, read_tensors, write_tensors
 from runtime.step.muon import first_state
 from runtime.world.failure import RankError, death_of
 from workbench.stopped import StopWatch
@@ -148,19 +148,39 @@ class _Child:
     pipe: int
 
 
-def live_tensors(named: Named, optimizer: torch.optim.Optimizer | None) -> dict[str, Tensor]:
-    """All tensors that a step changes: weights, the optimizer's copies of them, and its state.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """Tensors that this rank holds like another one, which writes them.
 
-    An optimizer before its first step gets its initial state, so that there are tensors to read into.
+    Args:
+        writer: the other rank.
+        kinds: first parts of the tensors' names.
+    """
+
+    writer: int
+    kinds: tuple[str, ...]
+
+    def among(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Those of some tensors that the other rank writes."""
+        return {key: tensor for key, tensor in tensors.items() if key.partition("/")[0] in self.kinds}
+
+
+def live_tensors(named: Named, optimizer: torch.optim.Optimizer | None) -> dict[str, Tensor]:
+    """All weights, the optimizer's copies of them, and its state.
+
+    What it updates in place, as a view of weights that are named, has no second name. An optimizer before its
+    first step gets its initial state, so that there are tensors to read into.
     """
     tensors = {f"weight/{module}/{name}": weight.detach() for (module, name), weight in named}
+    stored = {weight.untyped_storage().data_ptr() for weight in tensors.values()}
     if optimizer is None:
         return tensors
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for number, parameter in enumerate(parameters):
         if not optimizer.state[parameter]:
             optimizer.state[parameter] |= first_state(optimizer, parameter)
-        tensors[f"optimizer/{number}/value"] = parameter.detach()
+        if parameter.untyped_storage().data_ptr() not in stored:
+            tensors[f"optimizer/{number}/value"] = parameter.detach()
         for name, value in optimizer.state[parameter].items():
             tensors[f"optimizer/{number}/{name}"] = value
     return tensors
@@ -179,6 +199,7 @@ class RankCheckpoints:
     Args:
         settings: None: no saves, and the run starts from its own weights.
         identity: of what is saved; None without settings.
+        shared: what another rank writes for this one, too.
         timeout_s: of each save, from its start.
 
     Raises:
@@ -186,9 +207,15 @@ class RankCheckpoints:
     """
 
     def __init__(
-        self, settings: Checkpoints | None, identity: Identity | None, rank: int, *, timeout_s: float
+        self,
+        settings: Checkpoints | None,
+        identity: Identity | None,
+        rank: int,
+        *,
+        shared: Shared | None = None,
+        timeout_s: float,
     ) -> None:
-        self._settings, self._identity = settings, identity
+        self._settings, self._identity, self._shared = settings, identity, shared
         self._rank, self._timeout_s = rank, timeout_s
         self._is_writer = identity is not None and rank == identity.ranks[0]
         if settings is not None and self._is_writer:
@@ -213,7 +240,13 @@ class RankCheckpoints:
         host = {key: tensor.cpu() for key, tensor in tensors.items()}  # no copy on the CPU
         host[RANDOM] = torch.get_rng_state()
         folder = rank_folder(whole.folder, self._rank)
-        notes = notes_from(read_tensors(folder, host).about, where=folder)
+        shared = {} if self._shared is None else self._shared.among(host)
+        absent = shared.keys() - keys_in(folder)  # none in checkpoints of earlier versions
+        if self._shared is not None and absent:
+            written = rank_folder(whole.folder, self._shared.writer)
+            read_tensors(written, {key: host[key] for key in absent})
+        own = {key: tensor for key, tensor in host.items() if key not in absent}
+        notes = notes_from(read_tensors(folder, own).about, where=folder)
         for key, tensor in tensors.items():
             tensor.copy_(host[key])
         torch.set_rng_state(host[RANDOM])
@@ -232,7 +265,9 @@ class RankCheckpoints:
         start_s = time.perf_counter()
         self.wait()
         folder = self._settings.folder
-        host = {key: tensor.cpu() for key, tensor in live().items()}
+        tensors = live()
+        shared = {} if self._shared is None else self._shared.among(tensors)
+        host = {key: tensor.cpu() for key, tensor in tensors.items() if key not in shared}
         host[RANDOM] = torch.get_rng_state()
         notes = RankNotes(losses=tuple(losses), python_random=random.getstate())
         parent, (pipe, far_end) = as_parent(), os.pipe()

@@ -33,8 +33,7 @@ class Recovery:
         """Two systems: templates, and a grid of equal pipelines that restarts from its last checkpoint."""
         specification, samples = templates.planned.specification, float(len(templates.job.batch))
         counts = range(specification.num_nodes + 1)
-        loading_s = templates.loaded_bytes / self.storage_bytes_per_s
-        saving_s = templates.saved_bytes / self.storage_bytes_per_s
+        storage_s = templates.checkpoint_bytes / self.storage_bytes_per_s
         return (
             System(
                 name="templates",
@@ -50,8 +49,8 @@ class Recovery:
                 name="restarts",
                 samples_per_s=[templates.grid_samples_per_s(count) for count in counts],
                 samples_per_step=samples,
-                recover_s=self.restart_s + loading_s,
-                checkpoints=Checkpoints(every=self.checkpoint_every, save_s=saving_s),
+                recover_s=self.restart_s + storage_s,
+                checkpoints=Checkpoints(every=self.checkpoint_every, save_s=storage_s),
                 creation_s=0.0,
             ),
         )

@@ -174,7 +174,7 @@ def failures_command(
     told = warned(availability, changes.notice_s) if changes.notice_s else availability
     runs = [simulate_failures(system, told, window_s) for system in settings.systems(templates)]
     record = {"trace": availability.name, "systems": {run.system: _run_record(run, dollars) for run in runs}}
-    saves = _saves_text(settings, templates.saved_bytes)
+    saves = _saves_text(settings, templates.checkpoint_bytes)
     table = _run_table(f"{templates.job.name} on {availability.name}", runs, dollars)
     print_result(record, table, saves, as_json=as_json)
 

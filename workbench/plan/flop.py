@@ -17,9 +17,10 @@ def model_flop(plan: Plan) -> float:
     """Return the FLOP of one step without recompute: forwards, and the gradients that are computed.
 
     Source: Chowdhery et al. 2022, PaLM, appendix B (model FLOP utilisation). Query-key pairs beyond a layer's
-    sliding window or chunk are not counted. Differs: gradients that a frozen model does not need are not
-    counted, nor copies of an encoder's output that nobody reads. Operators are taken as a sequence, as in
-    their price: of several that read an input that needs no gradient, all but the first count one.
+    sliding window or chunk are not counted. Differs: pairs that a causal mask hides are not counted, nor are
+    gradients that a frozen model does not need, nor copies of an encoder's output that nobody reads.
+    Operators are taken as a sequence, as in their price: of several that read an input that needs no
+    gradient, all but the first count one.
 
     Complexity: O(microbatches x layers), once per distinct shape.
     """

@@ -13,10 +13,13 @@ from workbench.elastic.model_chain import ModelChain, chain_order, model_chain
 from workbench.elastic.node_specification import TemplateSet, plan_templates
 from workbench.elastic.template import Template
 from workbench.float_sum import float_sum
+from workbench.elastic.template import Template, TemplateStage
 from workbench.job.job import Job
+from workbench.memory.checkpoint_bytes import checkpoint_bytes
 from workbench.memory.layer import StateBytes
 from workbench.plan.optimizer import Optimizer
 from workbench.plan.plan import Sharding
+from workbench.planner.assembly import layout_of
 from workbench.planner.layer_totals import Totals
 from workbench.planner.layout_choice import ModuleChoice, on_tensor_ranks
 from workbench.planner.module_price import ModulePrices
@@ -62,17 +65,9 @@ class ElasticTemplates:
         )
 
     @property
-    def loaded_bytes(self) -> float:
-        """Bytes that a restarting job reads: all weights, and optimizer state of the trained ones."""
-        return float_sum(self.layer_bytes) * self._tp * self._parts
-
-    @property
-    def saved_bytes(self) -> float:
-        """Bytes of a checkpoint: trained weights and their optimizer state; frozen ones do not change."""
-        pairs = zip(self.layer_bytes, self.layers, strict=True)
-        return (
-            float_sum(num_bytes for num_bytes, layer in pairs if layer.held.trained) * self._tp * self._parts
-        )
+    def checkpoint_bytes(self) -> int:
+        """Bytes of a checkpoint, which a restarting job reads."""
+        return checkpoint_bytes(self.job.model, self.job.settings)
 
     @property
     def _width(self) -> int:
@@ -141,11 +136,19 @@ class ElasticTemplates:
         position.
         """
         bytes_by_template = (
-            [float_sum(self.layer_bytes[s.first : s.end]) for s in template.stages for _ in range(s.num_gpus)]
+            [self._held_bytes(stage, index) for stage in template.stages for index in range(stage.num_gpus)]
             for template in self.planned.templates
         )
         return max(
             node_copy_s(self.job.cluster, dict(enumerate(rank_bytes))) for rank_bytes in bytes_by_template
+        )
+
+    def _held_bytes(self, stage: TemplateStage, index: int) -> float:
+        """Weights and optimizer state on one GPU of a stage: a module of smaller tp is on the first ones."""
+        return sum(
+            self.layer_bytes[layer]
+            for layer in range(stage.first, stage.end)
+            if index < layout_of(self.job, self.chain.owners[layer][0]).tp * self.sharing
         )
 
     def sum_s(self, size: int, num_pipelines: int) -> float:

@@ -10,12 +10,13 @@ from workbench.cost.model import CostModel
 from workbench.job.device_pools import Pool
 from workbench.job.job import Job
 from workbench.job.other_layouts import with_layouts
+from workbench.memory.checkpoint_bytes import checkpoint_bytes
 from workbench.plan.plan import Plan
 from workbench.planner.layout_space import divisors
 from workbench.search.joint.bounds import lower_bound_s
 from workbench.search.joint.evaluate import Judge
 from workbench.search.joint.objective_bounds import over_batches
-from workbench.search.objectives.goodput import Goodput, checkpoint_bytes
+from workbench.search.objectives.goodput import Goodput
 from workbench.search.objectives.money import DollarsPerSample, TrainingDollars
 from workbench.search.objectives.plan_judge import PlanJudge, rank_seconds
 
@@ -78,7 +79,7 @@ def fewer_ranks(job: Job, cost: CostModel, judge: Judge) -> tuple[Part, ...]:
         parts = sorted(candidates, key=lambda part: len(part.ranks))
     else:
         return ()
-    least_bytes = checkpoint_bytes(job)[1]
+    least_bytes = checkpoint_bytes(job.model, job.settings)
     fitting = (p for p in parts if len(p.ranks) < job.usable_ranks and _memory_bytes(p) >= least_bytes)
     return tuple(part for part in fitting if _may_meet_deadline(part, cost, judge))[:MOST_PARTS]
 

@@ -12,10 +12,8 @@ from workbench.cost.node_copy import node_copy_s
 from workbench.elastic.availability import Availability
 from workbench.float_sum import float_sum
 from workbench.job.job import Job
-from workbench.memory.layer import MUON_MOMENTS, state_bytes_of
+from workbench.memory.checkpoint_bytes import checkpoint_bytes
 from workbench.memory.stage import GRADIENTS, state_of
-from workbench.model.trained import frozen_parameters, trained_parameters
-from workbench.plan.muon import matrices_of
 from workbench.plan.plan import Plan
 from workbench.schedule.choice import Schedule
 from workbench.search.objectives import template_plans
@@ -250,9 +248,8 @@ class Goodput:
         """If written in the background, training stops only for the copy to the host, as long as the
         largest rank's.
         """
-        saved, loaded = checkpoint_bytes(plan)
-        rate = self.costs.storage_bytes_per_s
-        blocking_s, background_s = saved / rate, 0.0
+        storage_s = checkpoint_bytes(plan.model, plan.settings) / self.costs.storage_bytes_per_s
+        blocking_s, background_s = storage_s, 0.0
         if self.costs.saving is Saving.BEHIND:
             blocking_s, background_s = max(bytes_by_rank.values()) / HOST_BYTES_PER_S, blocking_s
         for takes_in in (True, False):
@@ -260,7 +257,7 @@ class Goodput:
                 kind=Recovering.CHECKPOINT,
                 samples_per_s=self._rates(plan, by_nodes),
                 samples_per_step=len(plan.batch),
-                recover_s=self.costs.restart_s + loaded / rate,
+                recover_s=self.costs.restart_s + storage_s,
                 checkpoint_every=1,
                 save_s=blocking_s,
                 write_s=background_s,
@@ -318,23 +315,3 @@ def _state_bytes(plan: Plan) -> dict[int, int]:
         rank: sum(size for _, kind, size in state_of(plan, rank) if kind.part != GRADIENTS)
         for rank in plan.ranks
     }
-
-
-def checkpoint_bytes(plan: Plan | Job) -> tuple[int, int]:
-    """(saved, loaded) bytes of the whole model: trained weights with optimizer state; also the frozen ones.
-
-    Complexity: O(parameters).
-    """
-    size, of_muon = state_bytes_of(plan.settings), state_bytes_of(plan.settings, MUON_MOMENTS)
-    matrices: dict[tuple[str, str], int] = {}
-    trained: dict[tuple[str, str], int] = {}
-    frozen: dict[tuple[str, str], int] = {}
-    for module in plan.model.modules:
-        for layer in module.layers:
-            of_layer = matrices_of(plan.settings, layer)
-            matrices.update({(module.name, each.name): each.num_elements for each in of_layer})
-            for elements, held in ((trained, trained_parameters), (frozen, frozen_parameters)):
-                elements.update({(module.name, each.name): each.num_elements for each in held(layer)})
-    saved = sum(trained.values()) * (size.weight + size.optimizer)
-    saved -= sum(matrices.values()) * (size.optimizer - of_muon.optimizer)
-    return saved, saved + sum(frozen.values()) * size.weight
