@@ -59,7 +59,10 @@ def with_programs(
         ValueError: what `check` refuses, stages whose ranks overlap without being equal, or a
             `run_ahead` where no encoder is frozen.
     """
-    plan = _with_programs(draft, schedule or Schedule(), duration)
+    schedule = schedule or Schedule()
+    if draft.schedule != schedule.own_name:
+        draft = replace(draft, schedule=schedule.own_name)
+    plan = _with_programs(draft, schedule, duration)
     set_cached(plan, shard_units, shard_units(draft))  # programs do not change these
     set_cached(plan, gradient_groups, gradient_groups(draft))
     set_cached(plan, reduction_order, reduction_order(draft))
@@ -70,7 +73,7 @@ def with_programs(
 def _with_programs(draft: Plan, schedule: Schedule, duration: Callable[[Action], float]) -> Plan:
     """Schedule one replica and copy its programs to all that equal it, where there are equals."""
     part = first_of_all(draft)
-    if part is not draft and duration is one_unit and not schedule.kind.spec.shares_ranks_in_part:
+    if part is not draft and duration is one_unit and not schedule.spec.shares_ranks_in_part:
         with suppress(ValueError):  # reported below, with the stages of all replicas
             programs = _complete_programs(draft, part, _pass_programs(part, schedule, duration))
             plan = with_copied(draft, _programs_of_all(draft, programs))
@@ -103,7 +106,7 @@ def _programs_of_all(draft: Plan, programs: tuple[Program, ...]) -> tuple[Progra
 
 def _pass_programs(draft: Plan, schedule: Schedule, duration: Callable[[Action], float]) -> Programs:
     """Return the passes of every group of stages on the same ranks; equal problems share one result."""
-    if not schedule.kind.spec.shares_ranks_in_part:
+    if not schedule.spec.shares_ranks_in_part:
         _check_equal_ranks(draft)
     problem = _PROBLEM.get_or(frame_of(draft), lambda: _problem(draft))
     prepared = _PREPARED.get_or((problem, schedule), lambda: _prepared(problem, schedule))

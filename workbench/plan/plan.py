@@ -304,6 +304,8 @@ class Plan(Headline):
         programs: the order of actions on each rank.
         token_shards: which rank owns which tokens, for stages with context-parallel ranks.
         settings: how layers are executed.
+        schedule: name of the schedule that ordered the passes if it is not a registered one. Those are found
+            by their order, see `plan_schedule`.
     """
 
     strategy: str
@@ -315,12 +317,19 @@ class Plan(Headline):
     programs: tuple[Program, ...]
     token_shards: tuple[TokenShard, ...] = ()
     settings: Settings = field(default_factory=Settings)
+    schedule: str = field(default="", metadata={WHERE_SET: True})
+
+    @property
+    def made_by(self) -> str:
+        """Strategy and schedule in words, the latter where it is not a registered one."""
+        schedule = f", schedule {self.schedule}" if self.schedule else ""
+        return f"strategy {self.strategy}{schedule}"
 
     @property
     def headline(self) -> str:
         """See `Headline`."""
         return (
-            f"<Plan of {self.model.name!r}, strategy {self.strategy}: {len(self.stages)} stages on "
+            f"<Plan of {self.model.name!r}, {self.made_by}: {len(self.stages)} stages on "
             f"{len(self.ranks)} ranks, {len(self.batch)} samples a step>"
         )
 

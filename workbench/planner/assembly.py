@@ -81,7 +81,7 @@ def shared_draft(job: Job, strategy: str) -> Plan:
         empty,
         samples_per_microbatch=job.microbatch_samples,
         dp={module.name: dp_of(job, module.name) for module in job.model.modules},
-        rounds=job.schedule.window if job.schedule.kind.spec.takes("window") else 1,
+        rounds=job.schedule.window if job.schedule.spec.takes("window") else 1,
     )
     return replace(empty, microbatches=microbatches)
 
@@ -108,7 +108,7 @@ def in_phases(job: Job, strategy: str) -> Job:
     Raises:
         ValueError: the job asks for another schedule that is not phased.
     """
-    if job.schedule.kind.spec.shares_ranks_in_part:
+    if job.schedule.spec.shares_ranks_in_part:
         return job
     nearest = usual_in_phases()
     if job.schedule.kind is not Schedule().kind:
@@ -260,7 +260,7 @@ def scheduled(draft: Plan, schedule: Schedule, cost: CostModel) -> Plan:
     draft = in_units(draft)
     if schedule.run_ahead and schedule.kind is ScheduleKind.ONE_F_ONE_B:
         return _furthest_ahead(draft, schedule)
-    if not schedule.kind.splits_backward:
+    if not schedule.spec.splits_backward:
         return with_programs(draft, schedule)
     check_draft(draft)  # a price is of what can be
     check_key_exchange(draft)

@@ -55,7 +55,7 @@ def round_robin(job: Job, groups: Sequence[Group], replicas: Mapping[str, int]) 
         return chunked_microbatches(draft, {replica: chunks[replica::num_llm] for replica in range(num_llm)})
     in_order = tuple(sample[member] for group in groups for member in group)
     size = max(1, len(in_order) // len(groups))
-    rounds = job.schedule.window if job.schedule.kind.spec.takes("window") else 1
+    rounds = job.schedule.window if job.schedule.spec.takes("window") else 1
     return shared_microbatches(
         replace(draft, batch=in_order), samples_per_microbatch=size, dp=replicas, rounds=rounds
     )
