@@ -13,6 +13,7 @@ from workbench.field_kinds import check_kinds
 from workbench.headline import Headline
 from workbench.model.block_modules import BlockModule
 from workbench.model.model_graph import ModelGraph
+from workbench.plan.boundaries import Boundaries
 from workbench.plan.kernels import Kernels
 from workbench.plan.optimizer import Optimizer
 from workbench.plan.stage import Stage, StageTables, tables_of
@@ -96,13 +97,6 @@ class KeyExchange(StrEnum):
     ALL_GATHER = "all-gather"
     RING = "ring"
     ALL_TO_ALL = "all-to-all"
-
-
-class Boundaries(StrEnum):
-    """Who carries tensors between modules on ranks of their own."""
-
-    DIRECT = "direct"  # the producer's ranks send to the consumer's
-    BROKERS = "brokers"  # one rank of gcd(replicas, replicas) many of the downstream module hands them on
 
 
 class Precision(StrEnum):
@@ -304,8 +298,7 @@ class Plan(Headline):
         programs: the order of actions on each rank.
         token_shards: which rank owns which tokens, for stages with context-parallel ranks.
         settings: how layers are executed.
-        schedule: name of the schedule that ordered the passes if it is not a registered one. Those are found
-            by their order, see `plan_schedule`.
+        schedule: name of the schedule that ordered the passes, if it is not a registered one.
     """
 
     strategy: str

@@ -12,11 +12,12 @@ from workbench.job.job import Job
 from workbench.job.module_layout import ModuleLayout
 from workbench.memory.account import check_memory, memory_table
 from workbench.model.model_graph import TEXT
-from workbench.plan.build import batched_microbatches, shared_microbatches, with_programs
+from workbench.plan.build import with_programs
 from workbench.plan.check import check_draft
 from workbench.plan.key_exchange import check_key_exchange
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
+from workbench.plan.microbatches import batched_microbatches, shared_microbatches
 from workbench.plan.parameter_shards import in_units
 from workbench.plan.plan import Plan
 from workbench.plan.stage import Stage

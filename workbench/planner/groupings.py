@@ -13,8 +13,8 @@ from workbench.balance.tokens.policies import longest_first_equal_counts
 from workbench.cost.model import CostModel
 from workbench.data.sample import Sample
 from workbench.job.job import Job
-from workbench.plan.build import chunked_microbatches, shared_microbatches
 from workbench.plan.lru_cache import Identity, LruCache
+from workbench.plan.microbatches import chunked_microbatches, shared_microbatches
 from workbench.plan.plan import Microbatch
 from workbench.planner.assembly import empty_draft
 from workbench.planner.sample_work import sample_work
