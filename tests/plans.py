@@ -10,8 +10,9 @@ from workbench.cost.hardware import Cluster, Link, Node
 from workbench.data.sample import Sample, Segment
 from workbench.model.layer import Layer, LayerKind, Matmul, TokenCount
 from workbench.model.model_graph import ModelGraph, Module, connect
-from workbench.plan.build import batched_microbatches, with_programs
+from workbench.plan.build import with_programs
 from workbench.plan.codec import _plan_of, plan_hash
+from workbench.plan.microbatches import batched_microbatches
 from workbench.plan.parameter_shards import in_units
 from workbench.plan.plan import Plan, Precision, Settings
 from workbench.plan.stage import Stage

@@ -26,8 +26,9 @@ from workbench.data.sample import Sample, Segment
 from workbench.model.frozen import Needs
 from workbench.model.layer import Layer, Recurrence
 from workbench.model.model_graph import TEXT, ModelGraph
-from workbench.plan.build import batched_microbatches, with_programs
+from workbench.plan.build import with_programs
 from workbench.plan.check import check
+from workbench.plan.microbatches import batched_microbatches
 from workbench.plan.plan import ModuleSettings, Precision, Recompute
 from workbench.plan.runnable import check_runnable
 from workbench.schedule.choice import Schedule, ScheduleKind

@@ -10,12 +10,13 @@ from workbench.memory.account import memory_table, peak_bytes
 from workbench.plan import check as checking
 from workbench.plan import lower as lowering
 from workbench.plan.alike import alike_replicas, part_of
+from workbench.plan.boundaries import Boundaries
 from workbench.plan.build import with_programs
 from workbench.plan.check import check
 from workbench.plan.lower import lower
 from workbench.plan.lru_cache import clear_caches
 from workbench.plan.parameter_shards import in_units
-from workbench.plan.plan import Boundaries, ModuleSettings, Plan, Program, Recompute, Settings, Sharding
+from workbench.plan.plan import ModuleSettings, Plan, Program, Recompute, Settings, Sharding
 from workbench.schedule.choice import Schedule, ScheduleKind
 
 SMALL = replace(

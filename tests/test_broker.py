@@ -20,10 +20,11 @@ from tests.layout_jobs import Degrees, planned, vision_language
 from tests.test_parity import assert_same
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
+from workbench.plan.boundaries import Boundaries
 from workbench.plan.codec import write_plan
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Direction, Lowered, Route, Transfer
-from workbench.plan.plan import Boundaries, Plan, Precision
+from workbench.plan.plan import Plan, Precision
 from workbench.timing.accept import accept
 
 

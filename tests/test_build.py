@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.plans import chain_module, disjoint_plan, finish, sample, two_encoders
 from workbench.model.model_graph import connect
-from workbench.plan.build import batched_microbatches, with_programs
+from workbench.plan.build import with_programs
 from workbench.plan.check import check
 from workbench.plan.lower import lower
+from workbench.plan.microbatches import batched_microbatches
 from workbench.plan.stage import Stage
 from workbench.schedule.action import Action, Pass
 from workbench.timing.critical_path import critical_path_s

@@ -13,18 +13,11 @@ from workbench.cost.hardware import Link
 from workbench.cost.products import ProductFormat
 from workbench.data.sample import WHERE_SET
 from workbench.model.block_modules import BlockModule
+from workbench.plan.boundaries import Boundaries
 from workbench.plan.codec import dumps, loads, plan_hash, read_plan, write_plan
 from workbench.plan.kernels import Kernels
 from workbench.plan.optimizer import Optimizer
-from workbench.plan.plan import (
-    Boundaries,
-    KeyExchange,
-    ModuleSettings,
-    Precision,
-    Recompute,
-    Settings,
-    Sharding,
-)
+from workbench.plan.plan import KeyExchange, ModuleSettings, Precision, Recompute, Settings, Sharding
 from workbench.schedule.sharded import ReshardAfter
 
 CUTS = {"vision": [2, 1], "audio": [2], "llm": [2, 2]}

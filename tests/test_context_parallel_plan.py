@@ -15,7 +15,7 @@ from workbench.data.sample import Sample, Segment
 from workbench.memory.sizes import Sizes
 from workbench.model.layer import TokenCount
 from workbench.plan import lower as lowering
-from workbench.plan.build import batched_microbatches, with_programs
+from workbench.plan.build import with_programs
 from workbench.plan.check import check
 from workbench.plan.crossing import shape_of
 from workbench.plan.deadlock import check_deadlock
@@ -23,6 +23,7 @@ from workbench.plan.gradient_groups import gradient_groups
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Direction, Route, Slice, Transfer
 from workbench.plan.lru_cache import clear_caches
+from workbench.plan.microbatches import batched_microbatches
 from workbench.plan.plan import Plan, TokenShard
 from workbench.plan.routing import routing_of
 from workbench.plan.token_owners import held_runs, owned_parts, row_shards, row_tokens

@@ -188,6 +188,7 @@ def defined_in(source: Path) -> set[str]:
     body = ast.parse(source.read_text(encoding="utf-8")).body
     names = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     targets = [t for node in body if isinstance(node, ast.Assign) for t in node.targets]
+    targets += [node.target for node in body if isinstance(node, ast.AnnAssign)]
     return names | {t.id for t in targets if isinstance(t, ast.Name)}
 
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.plans import finish
+from workbench.balance.microbatches.pipeline_time import least_pipeline_s, pipeline_s
 from workbench.cost.hardware import Link, Node, uniform
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
@@ -28,7 +29,6 @@ from workbench.planner.layout_search import best_first, exhaustive_layout, faste
 from workbench.planner.layout_space import Freedom, LayoutSpace
 from workbench.planner.layout_step import LayoutSteps, moves_s, steps_of
 from workbench.planner.module_price import ModulePrices
-from workbench.planner.pipeline_seconds import least_pipeline_s, pipeline_s
 from workbench.planner.sharded_step import sharded_step
 from workbench.schedule.action import Pass
 from workbench.schedule.choice import Schedule, ScheduleKind

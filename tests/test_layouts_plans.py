@@ -18,11 +18,11 @@ from workbench.job.job import Job, load_job
 from workbench.job.module_layout import ModuleLayout
 from workbench.memory.account import check_memory, memory_table, static_holders
 from workbench.model.trainable import Trainable
-from workbench.plan.build import shared_microbatches
 from workbench.plan.check import check
 from workbench.plan.codec import dumps, loads
 from workbench.plan.deadlock import check_deadlock
 from workbench.plan.lower import lower
+from workbench.plan.microbatches import shared_microbatches
 from workbench.planner.assembly import shared_draft
 from workbench.planner.rank_spans import Placement, Span, placement_of
 from workbench.schedule.action import MOVES, Action, Pass

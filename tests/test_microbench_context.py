@@ -16,7 +16,7 @@ from workbench.cost.model import CostModel
 from workbench.cost.profile import ideal_profile
 from workbench.cost.roofline import RowWork, Work
 from workbench.cost.signature import signature
-from workbench.plan.build import batched_microbatches
+from workbench.plan.microbatches import batched_microbatches
 from workbench.plan.plan import Plan, Precision, Settings
 from workbench.plan.work import work_of
 

@@ -86,8 +86,7 @@ def test_what_another_version_kept_is_named_and_made_again(
 
 
 def test_the_least_recently_used_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_results, "MOST_ENTRIES", 3)
-    results = KeptResults(tmp_path, pytest.fail)
+    results = KeptResults(tmp_path, pytest.fail, most=3)
     for number in range(3):
         results.put(f"{number}" * 40, KEPT)
         os.utime(results._path(f"{number}" * 40), ns=(number, number))

@@ -22,7 +22,6 @@ from workbench.plan.plan import Plan, Sharding
 from workbench.report.search_tables import search_record, search_table
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
 from workbench.search.drive import for_seconds_too, search, with_ranks
-from workbench.search.objectives.checkpoint_interval import daly_s
 from workbench.search.objectives.fewer_nodes import (
     num_nodes,
     num_pipelines,
@@ -32,7 +31,7 @@ from workbench.search.objectives.goodput import Goodput
 from workbench.search.objectives.money import TrainingDollars, steps_for
 from workbench.search.objectives.objective import Objective
 from workbench.search.objectives.options import ObjectiveOptions, judge_for
-from workbench.search.objectives.recovery import Recovering, Recovery, RecoveryCosts
+from workbench.search.objectives.recovery import Recovering, Recovery, RecoveryCosts, daly_s
 from workbench.search.objectives.step_times import OwnBatch, PassedOverError
 from workbench.search.objectives.template_plans import NAME as TEMPLATES
 from workbench.search.objectives.template_plans import TemplatePlanner

@@ -5,6 +5,7 @@ on demand.
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -22,7 +23,8 @@ from workbench.planner.judged import JudgedBy, judged
 from workbench.planner.stage_counts import Progress, silent
 from workbench.planner.strategy_spec import Planner, StrategySpec
 from workbench.report.folder import repetition_paths
-from workbench.schedule.choice import ScheduleKind, usual
+from workbench.schedule.choice import Schedule, ScheduleKind, usual
+from workbench.schedule.spec import ScheduleSpec
 from workbench.search.drive import Candidate, with_schedules
 from workbench.search.drive import search as search_plans
 from workbench.search.objectives.objective import Objective
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from runtime.launch import RunResult
 
 Named = TypeVar("Named")
+AnySchedule = Schedule | ScheduleSpec | ScheduleKind | str
 _OF_ONE_STEP = (Objective.ITERATION, Objective.THROUGHPUT, Objective.DOLLARS)
 """What a step and its price decide; the other objectives want a training or failures, which commands take."""
 
@@ -44,6 +47,7 @@ def plan(
     job: Job,
     strategy: str | StrategySpec = "cornstarch",
     *,
+    schedule: AnySchedule | None = None,
     profile: str | Path | None = None,
     execution: str | Path | None = None,
     progress: Progress = silent,
@@ -54,6 +58,8 @@ def plan(
     Args:
         job: from `load_job`.
         strategy: its name in `workbench plan --strategy`, or one of your own.
+        schedule: its name in `workbench plan --schedule`, or one of your own, with its default settings, or
+            a `Schedule` with others; None: the job's.
         profile: name or file; None: the job's.
         execution: JSON file of the training system's rates and host times; None: the profile's.
         progress: called with (stage counts tried, their total, seconds of the best step so far).
@@ -61,12 +67,14 @@ def plan(
             alone, as published.
 
     Raises:
-        ValueError: an unknown strategy, profile or judge, the strategy has no plan for the job, or the plan
-            can deadlock or does not fit.
+        ValueError: an unknown strategy, schedule, profile or judge, the strategy has no plan for the job, or
+            the plan can deadlock or does not fit.
 
     Warns of layouts of the job that the strategy does not keep.
     """
     _check_kind("plan", job, Job, "load_job")
+    if schedule is not None:
+        job = replace(job, schedule=_schedule(schedule))
     (planner,) = _planners((strategy,), judge).values()
     result = planner(job, cost_of(job, _name(profile), _path(execution)), progress)
     accept(result)
@@ -80,7 +88,7 @@ def search(
     *,
     strategies: Sequence[str | StrategySpec] = (),
     objective: Objective | str = Objective.ITERATION,
-    schedules: Sequence[ScheduleKind | str] = (),
+    schedules: Sequence[AnySchedule] = (),
     profile: str | Path | None = None,
     execution: str | Path | None = None,
     judge: JudgedBy | str = JudgedBy.SIMULATOR,
@@ -90,12 +98,12 @@ def search(
     Args:
         strategies: those to try, as in `plan`; empty: all that are registered.
         objective: `iteration`, `throughput` or `dollars-per-sample`.
-        schedules: orders of passes to try, by name, each with every strategy; empty: the job's.
+        schedules: orders of passes to try, as in `plan`, each with every strategy; empty: the job's.
         profile, execution, judge: as in `plan`.
 
     Raises:
-        ValueError: an unknown strategy, objective, schedule, judge or profile; two strategies of one name; or
-            the objective is money and the job lacks the price of a rank.
+        ValueError: an unknown strategy, objective, schedule, judge or profile; two strategies or
+            schedules of one name; or the objective is money and the job lacks the price of a rank.
 
     Warns of layouts of the job that the best plan does not keep.
     """
@@ -103,14 +111,12 @@ def search(
 
     _check_kind("search", job, Job, "load_job")
     objective_kind = Objective(_one_of("objective", objective, _OF_ONE_STEP))
-    kinds = [
-        ScheduleKind(_one_of("schedule", kind, list(ScheduleKind)))
-        for kind in _several("schedules", schedules)
-    ]
+    chosen = [_schedule(each) for each in _several("schedules", schedules)]
+    _check_unique("schedules", [f"{schedule.kind}" for schedule in chosen])
     cost = cost_of(job, _name(profile), _path(execution))
     registered = (*PLANNERS, *(PRICED if objective_kind is Objective.DOLLARS else ()))
     planners = _planners(_several("strategies", strategies) or registered, judge)
-    planners_to_try = with_schedules(planners, [usual(kind) for kind in kinds])
+    planners_to_try = with_schedules(planners, chosen)
     candidates = search_plans(
         job,
         cost,
@@ -221,6 +227,25 @@ def _one_of(what: str, name: str, known: Collection[str]) -> str:
     return name
 
 
+def _schedule(schedule: AnySchedule) -> Schedule:
+    """The schedule that a name, a kind or a spec of one's own stands for."""
+    if isinstance(schedule, Schedule):
+        return schedule
+    if isinstance(schedule, ScheduleSpec):
+        return usual(schedule)
+    if not isinstance(schedule, str):
+        raise TypeError(
+            f"schedule: want a name, a ScheduleSpec or a Schedule, got {type(schedule).__name__}; nearest: "
+            "ScheduleSpec(name=..., summary=..., chain=...)"
+        )
+    return usual(ScheduleKind(_one_of("schedule", schedule, list(ScheduleKind))))
+
+
+def _check_unique(what: str, names: Sequence[str]) -> None:
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"{what}: names must be unique, {twice[0]!r} is twice")
+
+
 def _planners(strategies: Sequence[str | StrategySpec], judge: JudgedBy | str) -> dict[str, Planner]:
     """Planners of strategies by name, judged by the simulator or as published."""
     from sim.predict import candidate_s
@@ -232,9 +257,7 @@ def _planners(strategies: Sequence[str | StrategySpec], judge: JudgedBy | str) -
         each if isinstance(each, StrategySpec) else BY_NAME[_one_of("strategy", each, BY_NAME)]
         for each in strategies
     ]
-    names = [spec.name for spec in specs]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"strategies: names must be unique, {twice[0]!r} is twice")
+    _check_unique("strategies", [spec.name for spec in specs])
     if JudgedBy(_one_of("judge", judge, list(JudgedBy))) is JudgedBy.PLANNER:
         return {spec.name: spec.planner for spec in specs}
     return {spec.name: judged(spec, candidate_s) for spec in specs}

@@ -21,7 +21,8 @@ from workbench.elastic.model_chain import ModelChain
 from workbench.elastic.node_specification import TemplateSet
 from workbench.elastic.template import TemplateStage
 from workbench.model.model_graph import ModelGraph
-from workbench.plan.build import chunked_microbatches, with_programs
+from workbench.plan.build import with_programs
+from workbench.plan.microbatches import chunked_microbatches
 from workbench.plan.parameter_shards import in_units
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Settings, Sharding
 from workbench.plan.stage import Stage

@@ -18,6 +18,7 @@ from workbench.cli.searching import (
     check_drawable,
     criterion_of,
     draw,
+    kept_plans,
     kept_results,
 )
 from workbench.job.job import Job
@@ -29,6 +30,7 @@ from workbench.report.progress import ticking
 from workbench.report.search_tables import fits_text, search_table
 from workbench.schedule.choice import ScheduleKind, usual
 from workbench.search.drive import Watch, for_seconds_too, with_ranks, with_schedules
+from workbench.search.kept_plans import with_kept_plans
 from workbench.search.kept_results import KeptResults
 from workbench.search.objectives.objective import Objective
 from workbench.search.objectives.options import ObjectiveOptions
@@ -89,11 +91,13 @@ def search_command(
     criterion = criterion_of(objective, options, job, planned_job, cost, source)
     results = None if no_cache else kept_results()
     if joint_flags.joint:
-        planners = _extended(_planners(judge, is_priced=planned_job.has_prices), objective, (), options)
+        named = _planners(judge, is_priced=planned_job.has_prices)
+        planners = _extended(_kept(named, judge, no_cache=no_cache), objective, (), options)
         request = SearchRequest(planned_job, cost, criterion, planners, judge, inputs.seed)
         best, emit = search_jointly(request, joint_flags, results, pareto, as_json=as_json)
     else:
         named = planners_by(judge, strategy) if strategy else _planners(judge, is_priced=objective.is_money)
+        named = _kept(named, judge, no_cache=no_cache)
         planners = with_schedules(named, [usual(kind) for kind in schedule or ()])
         fewer = _fewer_ranks(objective, planned_job)
         planners = _extended(planners, objective, ranks or (), options, fewer)
@@ -136,6 +140,11 @@ def _check_joint(values: Mapping[str, object]) -> None:
 def _planners(judge: JudgedBy, *, is_priced: bool) -> dict[str, Planner]:
     """Planners of all strategies; those that minimise dollars only if prices count."""
     return planners_by(judge, (*PLANNERS, *(PRICED if is_priced else ())))
+
+
+def _kept(planners: dict[str, Planner], judge: JudgedBy, *, no_cache: bool) -> dict[str, Planner]:
+    """The planners, which share their plans with other searches of the job unless there is no cache."""
+    return planners if no_cache else with_kept_plans(planners, judge, kept_plans())
 
 
 def _extended(

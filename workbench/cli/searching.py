@@ -31,6 +31,8 @@ from workbench.timing.accept import accept
 from workbench.units import wanted_memory_bytes
 from workbench.whole_file import check_writable
 
+MOST_PLANS = 512  # that are kept: those of some twenty searches
+
 
 class BatchSource(NamedTuple):
     """Source of batches: data of the job file, or sizes of samples given by flags."""
@@ -89,9 +91,17 @@ NoCache = Annotated[bool, typer.Option("--no-cache", help="do not read or write 
 
 def kept_results() -> KeptResults:
     """The cache of search results, in `$XDG_CACHE_HOME/multimodal-workbench`, by default below `~/.cache`."""
+    return KeptResults(_cache_folder() / "search", warn)
+
+
+def kept_plans() -> KeptResults:
+    """The cache of single strategies' plans, beside that of `kept_results`."""
+    return KeptResults(_cache_folder() / "plans", warn, MOST_PLANS)
+
+
+def _cache_folder() -> Path:
     home = os.environ.get("XDG_CACHE_HOME")
-    folder = Path(home) if home else Path.home() / ".cache"
-    return KeptResults(folder / "multimodal-workbench" / "search", warn)
+    return (Path(home) if home else Path.home() / ".cache") / "multimodal-workbench"
 
 
 def check_drawable(path: Path) -> None:

@@ -168,7 +168,7 @@ def _arrangement(plan: Plan, job: Job, cost: CostModel) -> tuple[Change, ...]:
         return ()
     return (
         Change(
-            has=f"{', '.join(parts)} as strategy {plan.strategy} arranges them",
+            has=f"{', '.join(parts)} as {plan.made_by} arranges them",
             gets="samples in the batch's order, ranks and passes in the system's own order",
             make=lambda before: before,
         ),

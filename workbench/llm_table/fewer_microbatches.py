@@ -48,7 +48,7 @@ def _passes_of_plan(plan: Plan) -> Orders | None:
 def _scheduled_passes(plan: Plan, row: LlmRow, num_microbatches: int) -> Orders:
     """The schedule's own passes, in the order of the plan's programs."""
     (chain,) = plan.chain.values()
-    spec = schedule_of(row).kind.spec
+    spec = schedule_of(row).spec
     orders = spec.chain([stage.id for stage in chain], row.pp, num_microbatches)
     by_ranks = {stage.flat_ranks: order for stage, order in zip(chain, orders, strict=False)}
     return tuple(by_ranks[program.ranks] for program in plan.programs)

@@ -6,10 +6,11 @@ from dataclasses import replace
 from itertools import chain, product
 from typing import NamedTuple, TypeVar
 
+from workbench.plan.boundaries import Boundaries
 from workbench.plan.instance_cache import cached_on_instance, set_cached
 from workbench.plan.lru_cache import Identity, LruCache, value_key
 from workbench.plan.paths import num_senders
-from workbench.plan.plan import Boundaries, Microbatch, Plan, Program
+from workbench.plan.plan import Microbatch, Plan, Program
 from workbench.plan.rank_placement import relative_placement
 from workbench.plan.routing import routing_of
 from workbench.plan.stage import Stage

@@ -18,6 +18,7 @@ from workbench.whole_file import write_text
 
 FORMAT = "multimodal-workbench plan"
 SCHEMA_VERSION = NEWEST
+_MAKERS = ("strategy", "schedule")
 UNNAMED_SINCE = 3  # version of plan and trace files; hashes of earlier ones cover the strategy's name
 
 
@@ -25,12 +26,12 @@ UNNAMED_SINCE = 3  # version of plan and trace files; hashes of earlier ones cov
 def plan_hash(plan: Plan) -> str:
     """Return the SHA-256 of the canonical JSON of everything that decides the execution.
 
-    The strategy's name decides nothing, so equal plans of two strategies have one hash. Costs and predictions
-    are not part of a plan. Actions are hashed by their names of version 1. The hash is cached because
-    encoding a model takes longer than simulating it.
+    The names of strategy and schedule decide nothing, so equal plans of two strategies have one hash. Costs
+    and predictions are not part of a plan. Actions are hashed by their names of version 1. The hash is
+    cached because encoding a model takes longer than simulating it.
     """
     content = _JSON[1].encode(plan)
-    return _digest({key: content[key] for key in content if key != "strategy"})
+    return _digest({key: content[key] for key in content if key not in _MAKERS})
 
 
 def digest_of(value: object) -> str:

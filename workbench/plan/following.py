@@ -8,8 +8,9 @@ from workbench.balance.tokens.exchange import longest_first_exchanged
 from workbench.balance.tokens.policies import Policy
 from workbench.data.sample import Item, Sample
 from workbench.model.model_graph import TEXT
-from workbench.plan.build import schedule_nodes, shared_microbatches, with_programs
+from workbench.plan.build import schedule_nodes, with_programs
 from workbench.plan.check import check
+from workbench.plan.microbatches import shared_microbatches
 from workbench.plan.plan import Microbatch, Plan, TokenShard
 from workbench.plan.plan_schedule import schedule_of
 from workbench.plan.routing import routing_of

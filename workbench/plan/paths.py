@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 from workbench.cost.hardware import Cluster
 from workbench.float_sum import float_sum
+from workbench.plan.boundaries import Boundaries
 from workbench.plan.lowered import Route, Slice
 from workbench.plan.lru_cache import Identity, LruCache
-from workbench.plan.plan import Boundaries, Plan
+from workbench.plan.plan import Plan
 from workbench.plan.port import Port, port_of
 from workbench.plan.rank_placement import relative_placement
 from workbench.plan.stage import Stage

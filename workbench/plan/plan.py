@@ -13,6 +13,7 @@ from workbench.field_kinds import check_kinds
 from workbench.headline import Headline
 from workbench.model.block_modules import BlockModule
 from workbench.model.model_graph import ModelGraph
+from workbench.plan.boundaries import Boundaries
 from workbench.plan.kernels import Kernels
 from workbench.plan.optimizer import Optimizer
 from workbench.plan.stage import Stage, StageTables, tables_of
@@ -96,13 +97,6 @@ class KeyExchange(StrEnum):
     ALL_GATHER = "all-gather"
     RING = "ring"
     ALL_TO_ALL = "all-to-all"
-
-
-class Boundaries(StrEnum):
-    """Who carries tensors between modules on ranks of their own."""
-
-    DIRECT = "direct"  # the producer's ranks send to the consumer's
-    BROKERS = "brokers"  # one rank of gcd(replicas, replicas) many of the downstream module hands them on
 
 
 class Precision(StrEnum):
@@ -304,6 +298,7 @@ class Plan(Headline):
         programs: the order of actions on each rank.
         token_shards: which rank owns which tokens, for stages with context-parallel ranks.
         settings: how layers are executed.
+        schedule: name of the schedule that ordered the passes, if it is not a registered one.
     """
 
     strategy: str
@@ -315,12 +310,19 @@ class Plan(Headline):
     programs: tuple[Program, ...]
     token_shards: tuple[TokenShard, ...] = ()
     settings: Settings = field(default_factory=Settings)
+    schedule: str = field(default="", metadata={WHERE_SET: True})
+
+    @property
+    def made_by(self) -> str:
+        """Strategy and schedule in words, the latter where it is not a registered one."""
+        schedule = f", schedule {self.schedule}" if self.schedule else ""
+        return f"strategy {self.strategy}{schedule}"
 
     @property
     def headline(self) -> str:
         """See `Headline`."""
         return (
-            f"<Plan of {self.model.name!r}, strategy {self.strategy}: {len(self.stages)} stages on "
+            f"<Plan of {self.model.name!r}, {self.made_by}: {len(self.stages)} stages on "
             f"{len(self.ranks)} ranks, {len(self.batch)} samples a step>"
         )
 

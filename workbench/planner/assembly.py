@@ -13,11 +13,12 @@ from workbench.job.job import Job
 from workbench.job.module_layout import ModuleLayout
 from workbench.memory.account import check_memory, memory_table
 from workbench.model.model_graph import TEXT
-from workbench.plan.build import batched_microbatches, shared_microbatches, with_programs
+from workbench.plan.build import with_programs
 from workbench.plan.check import check_draft
 from workbench.plan.key_exchange import check_key_exchange
 from workbench.plan.lower import lower
 from workbench.plan.lowered import Lowered
+from workbench.plan.microbatches import batched_microbatches, shared_microbatches
 from workbench.plan.parameter_shards import in_units
 from workbench.plan.plan import Plan
 from workbench.plan.stage import Stage
@@ -82,7 +83,7 @@ def shared_draft(job: Job, strategy: str) -> Plan:
         empty,
         samples_per_microbatch=job.microbatch_samples,
         dp={module.name: dp_of(job, module.name) for module in job.model.modules},
-        rounds=job.schedule.window if job.schedule.kind.spec.takes("window") else 1,
+        rounds=job.schedule.window if job.schedule.spec.takes("window") else 1,
     )
     return replace(empty, microbatches=microbatches)
 
@@ -109,7 +110,7 @@ def in_phases(job: Job, strategy: str) -> Job:
     Raises:
         ValueError: the job asks for another schedule that is not phased.
     """
-    if job.schedule.kind.spec.shares_ranks_in_part:
+    if job.schedule.spec.shares_ranks_in_part:
         return job
     nearest = usual_in_phases()
     if job.schedule.kind is not Schedule().kind:
@@ -264,7 +265,7 @@ def scheduled(draft: Plan, schedule: Schedule, cost: CostModel) -> Plan:
     draft = in_units(draft)
     if schedule.run_ahead and schedule.kind is ScheduleKind.ONE_F_ONE_B:
         return _furthest_ahead(draft, schedule)
-    if not schedule.kind.splits_backward:
+    if not schedule.spec.splits_backward:
         return with_programs(draft, schedule)
     check_draft(draft)  # a price is of what can be
     check_key_exchange(draft)

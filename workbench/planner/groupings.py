@@ -14,8 +14,8 @@ from workbench.cost.model import CostModel
 from workbench.data.sample import Sample
 from workbench.float_sum import float_sum
 from workbench.job.job import Job
-from workbench.plan.build import chunked_microbatches, shared_microbatches
 from workbench.plan.lru_cache import Identity, LruCache
+from workbench.plan.microbatches import chunked_microbatches, shared_microbatches
 from workbench.plan.plan import Microbatch
 from workbench.planner.assembly import empty_draft
 from workbench.planner.sample_work import sample_work
@@ -56,7 +56,7 @@ def round_robin(job: Job, groups: Sequence[Group], replicas: Mapping[str, int]) 
         return chunked_microbatches(draft, {replica: chunks[replica::num_llm] for replica in range(num_llm)})
     in_order = tuple(sample[member] for group in groups for member in group)
     size = max(1, len(in_order) // len(groups))
-    rounds = job.schedule.window if job.schedule.kind.spec.takes("window") else 1
+    rounds = job.schedule.window if job.schedule.spec.takes("window") else 1
     return shared_microbatches(
         replace(draft, batch=in_order), samples_per_microbatch=size, dp=replicas, rounds=rounds
     )

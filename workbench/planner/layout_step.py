@@ -8,6 +8,7 @@ from functools import cache
 from typing import NamedTuple, TypeVar
 
 from workbench.arrays import Floats
+from workbench.balance.microbatches.pipeline_time import least_pipeline_s, pipeline_s
 from workbench.balance.stages.partition import partition
 from workbench.cost.group_link import group_link
 from workbench.cost.model import CostModel
@@ -18,7 +19,6 @@ from workbench.planner.boundary_price import received_bytes, regrouped, sent
 from workbench.planner.layer_totals import Totals, on_own_ranks, total_of
 from workbench.planner.layout_choice import LayoutChoice, LayoutStep, Mode, ModuleChoice
 from workbench.planner.module_price import ModulePrices
-from workbench.planner.pipeline_seconds import least_pipeline_s, pipeline_s
 from workbench.planner.sharded_step import sharded_step
 from workbench.timing.price import HOST_BYTES_PER_S
 

@@ -198,7 +198,7 @@ class StageBounds:
         return _StageChain(stages, estimates, counts, [], [], [], [], [])
 
     def _believed(self, seconds: PassSeconds, has: Flags) -> _Stage:
-        if not self._schedule.kind.splits_backward:
+        if not self._schedule.spec.splits_backward:
             forward_s, backward_s = self._planner_cost.passes_s(seconds.forward_s, seconds.whole_s, has)
             return _Stage(forward_s, backward_s, backward_s, has)
         shorter_s = np.minimum(seconds.whole_s, seconds.through_s + seconds.weights_s)
@@ -215,7 +215,7 @@ class StageBounds:
         """Yield for every stage the seconds before its first pass, of all its passes, and after its last."""
         for index, passes in enumerate(chain.passes):
             last_s = np.where(passes.has_backward, chain.behind_s[index], chain.after_s[index])
-            if self._schedule.kind.splits_backward:  # the last may be a W, for which nothing waits
+            if self._schedule.spec.splits_backward:  # the last may be a W, for which nothing waits
                 last_s = np.where(passes.has_backward, 0.0, last_s)
             passes_s = float((passes.forward_s + passes.backward_s) @ chain.counts)
             if has_gaps and passes.has_backward[chain.used].all():

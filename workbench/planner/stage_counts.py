@@ -56,6 +56,11 @@ class StopWatch:
         self._num_reports = 0
         self.stopped_at: int | None = None
 
+    @property
+    def counts_reports(self) -> bool:
+        """Whether a number of reports may stop the planner."""
+        return self._most < inf
+
     def __call__(self, done: int, total: int, best_s: float) -> None:
         self._progress(done, total, best_s)
         self._num_reports += 1

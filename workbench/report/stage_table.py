@@ -18,7 +18,7 @@ def folded_plan_table(plan: Plan) -> Table:
 
     Units are layers that are gathered for themselves; weights are then those of each.
     """
-    table = titled(f"{plan.model.name}, strategy {plan.strategy}", STAGE_HEADERS, key="stages")
+    table = titled(f"{plan.model.name}, {plan.made_by}", STAGE_HEADERS, key="stages")
     for units in _runs(plan, list(_alike(plan).values())):
         first, last = units[0][0], units[-1][0]
         _, module, _, _, _, grid, weights, trainable, microbatches = stage_cells(plan, first)

@@ -46,7 +46,7 @@ STAGE_HEADERS = (
 
 def plan_table(plan: Plan) -> Table:
     """One line per stage: its layers, its ranks, and its share of the batch."""
-    table = titled(f"{plan.model.name}, strategy {plan.strategy}", STAGE_HEADERS, key="stages")
+    table = titled(f"{plan.model.name}, {plan.made_by}", STAGE_HEADERS, key="stages")
     for stage in plan.stages:
         table.add_row(*stage_cells(plan, stage))
     return table
@@ -105,7 +105,7 @@ def drift_text(drifted: Drifted | None) -> str:
 
 def metrics_table(plan: Plan, traces: Sequence[tuple[str, Trace]]) -> Table:
     """Metrics of named traces of one plan, one line each."""
-    title = f"{plan.model.name}, strategy {plan.strategy}, {len(plan.ranks)} ranks"
+    title = f"{plan.model.name}, {plan.made_by}, {len(plan.ranks)} ranks"
     figures_of = ("idle", "MFU", "imbalance", "exposed comm.", "peak memory", "loss")
     has_intervals = any(interval_of(trace) is not None for _, trace in traces)
     table = titled(

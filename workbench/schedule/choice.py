@@ -1,4 +1,4 @@
-"""All schedules, and a job's choice among them: a kind and its parameters."""
+"""All schedules, and a job's choice among them, or a schedule of its own: a kind and its parameters."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -49,7 +49,7 @@ class Schedule:
     """A kind of schedule with its parameters; a kind refuses those that its spec does not take.
 
     Args:
-        kind: which one.
+        kind: which one, or the spec of one of your own.
         virtual_stages: v, stages of the LLM on each of its ranks.
         memory_limit: most microbatches whose activations a rank of the LLM may hold at once, each from
             its F to its W (to its I where it has no W); on one of v stages it counts 1/v. None: the kind's
@@ -63,7 +63,7 @@ class Schedule:
             LLM runs.
     """
 
-    kind: ScheduleKind = ScheduleKind.ONE_F_ONE_B
+    kind: ScheduleKind | ScheduleSpec = ScheduleKind.ONE_F_ONE_B
     virtual_stages: int = 1
     memory_limit: int | None = None
     window: int | None = None
@@ -72,9 +72,10 @@ class Schedule:
 
     def __post_init__(self) -> None:
         check_kinds(self, "schedule: ")
+        _check_kind(self.kind)
         for parameter, least in (("window", 1), ("run_ahead", 0), ("offload", 0), ("memory_limit", 1)):
             self._check_parameter(parameter, least)
-        spec = self.kind.spec
+        spec = self.spec
         usual = spec.usual_virtual_stages
         if self.virtual_stages < usual or (self.virtual_stages > usual and not spec.takes_more_stages):
             bound = ">= " if spec.takes_more_stages else ""
@@ -90,9 +91,19 @@ class Schedule:
                 f"schedule {self.kind}: run_ahead {self.run_ahead} wants a window, all microbatches are one"
             )
 
+    @property
+    def spec(self) -> ScheduleSpec:
+        """What defines the kind."""
+        return self.kind if isinstance(self.kind, ScheduleSpec) else self.kind.spec
+
+    @property
+    def own_name(self) -> str:
+        """The name of a schedule that is not registered, else empty."""
+        return self.kind.name if isinstance(self.kind, ScheduleSpec) else ""
+
     def _check_parameter(self, name: str, least: int) -> None:
         value = getattr(self, name)
-        if value not in (None, 0) and not self.kind.spec.takes(name):
+        if value not in (None, 0) and not self.spec.takes(name):
             takers = [str(kind) for kind in ScheduleKind if kind.spec.takes(name)]
             verb = "has" if len(takers) == 1 else "have"
             raise ValueError(
@@ -102,7 +113,23 @@ class Schedule:
             raise ValueError(f"schedule {self.kind}: {name} must be >= {least}, got {value}")
 
 
-def usual(kind: ScheduleKind) -> Schedule:
+def _check_kind(kind: object) -> None:
+    """ValueError for anything but a kind, and for an own schedule under a registered name."""
+    if isinstance(kind, ScheduleKind):
+        return
+    if not isinstance(kind, ScheduleSpec):
+        near = f"; nearest: ScheduleKind({kind!r})" if kind in list(ScheduleKind) else ""
+        raise ValueError(
+            f"schedule: kind must be a ScheduleKind, or a ScheduleSpec of your own, got {kind!r:.60}{near}"
+        )
+    if kind.name in list(ScheduleKind):
+        raise ValueError(
+            f"schedule {kind.name!r} of your own: the name is that of a registered schedule; nearest: "
+            f"'my-{kind.name}'"
+        )
+
+
+def usual(kind: ScheduleKind | ScheduleSpec) -> Schedule:
     """Return the kind with its default number of virtual stages and its own memory limit."""
     return Schedule(kind=kind, virtual_stages=kind.usual_virtual_stages)
 
@@ -114,4 +141,4 @@ def usual_in_phases() -> Schedule:
 
 def rank_block(schedule: Schedule, position: int, num_stages: int) -> int:
     """Return which of the num_stages / v blocks of ranks holds the stage at a position of the chain."""
-    return schedule.kind.spec.layout.block(position, num_stages, schedule.virtual_stages)
+    return schedule.spec.layout.block(position, num_stages, schedule.virtual_stages)

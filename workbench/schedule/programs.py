@@ -9,6 +9,7 @@ from workbench.schedule.action import Action, Pass
 from workbench.schedule.choice import Schedule, rank_block
 from workbench.schedule.graph_aware import Consumer, ScheduleNode, check_dag, graph_aware_1f1b
 from workbench.schedule.list_schedule import ListSchedule, ListScheduler, PassChain, Policy
+from workbench.schedule.own_order import checked_chain, checked_dag
 from workbench.schedule.parts import Group, Part, Programs, independent_parts
 from workbench.schedule.pass_graph import PassGraph, one_unit, pass_graph, peak_in_flight
 from workbench.schedule.spec import Problem, ScheduleSpec
@@ -87,7 +88,7 @@ class Prepared:
         )
         self._schedule, self._chains = schedule, chains
         self._parts: list[tuple[Part, _Candidates]] = []
-        if schedule.kind.spec.dag is not None:
+        if schedule.spec.dag is not None:
             return
         check_dag(nodes, groups)
         candidates_of: dict[tuple[object, ...], _Candidates] = {}  # most replicas are alike
@@ -111,8 +112,9 @@ class Prepared:
     def programs(self, duration: Callable[[Action], float]) -> Programs:
         """Return the programs by these durations."""
         schedule, groups = self._schedule, self._problem.groups
-        if schedule.kind.spec.dag is not None:
-            return schedule.kind.spec.dag(replace(self._problem, duration=duration))
+        if schedule.spec.dag is not None:
+            made = schedule.spec.dag(replace(self._problem, duration=duration))
+            return checked_dag(schedule.spec, made, groups) if schedule.own_name else made
         by_group: Programs = {}
         best_of: dict[tuple[int, tuple[float, ...]], Programs] = {}
         for part, candidates in self._parts:
@@ -131,9 +133,9 @@ class _Candidates:
     """Candidate orders of one part, among which durations choose."""
 
     def __init__(self, part: Part, schedule: Schedule) -> None:
-        spec = schedule.kind.spec
+        spec = schedule.spec
         laid_out = [chain for chain in part.chains if _is_laid_out(part, chain, schedule)]
-        orders = {chain: _order(part, chain, spec) for chain in laid_out if _is_last(part, chain)}
+        orders = {chain: _order(part, chain, schedule) for chain in laid_out if _is_last(part, chain)}
         graph = _graph(part, orders, spec)
         self.is_laid_out, self.actions = bool(laid_out), graph.actions
         self._schedule, self._chains = schedule, _chains(graph, part, schedule)
@@ -146,11 +148,14 @@ class _Candidates:
 
     def best(self, duration: Sequence[float]) -> Programs:
         """Return the candidate that exceeds its limits least; then the fastest; then the first."""
-        schedules = [
-            s for scheduler, policies in self._schedulers for s in scheduler.schedules(policies, duration)
-        ]
-        excess, _, index = min((self._excess(s), s.finish, index) for index, s in enumerate(schedules))
         schedule = self._schedule
+        try:
+            schedules = [
+                s for scheduler, policies in self._schedulers for s in scheduler.schedules(policies, duration)
+            ]
+        except ValueError as error:
+            raise ValueError(f"schedule {schedule.kind}: {error}") from None
+        excess, _, index = min((self._excess(s), s.finish, index) for index, s in enumerate(schedules))
         if excess > 0 and schedule.memory_limit is not None:
             raise ValueError(
                 f"schedule {schedule.kind}: no order found holds at most {schedule.memory_limit} "
@@ -201,10 +206,17 @@ def _is_read(part: Part, stages: tuple[int, ...]) -> bool:
     return any(c.stage not in stages for stage in stages for c in part.nodes[stage].consumers)
 
 
-def _order(part: Part, stages: tuple[int, ...], spec: ScheduleSpec) -> _Order:
+def _order(part: Part, stages: tuple[int, ...], schedule: Schedule) -> _Order:
     """Return the kind's own order; it may name passes that the chain does not have."""
     groups = [part.groups[part.group_of[stage]] for stage in stages]
-    programs = spec.chain(stages, len(set(groups)), part.nodes[stages[0]].num_microbatches)
+    num_microbatches = part.nodes[stages[0]].num_microbatches
+    programs = schedule.spec.chain(stages, len(set(groups)), num_microbatches)
+    if schedule.own_name:
+        by_ranks = [
+            [stage for stage, other in zip(stages, groups, strict=True) if other == group]
+            for group in dict.fromkeys(groups)
+        ]
+        programs = checked_chain(schedule.spec, programs, by_ranks, num_microbatches)
     return dict(zip(groups, programs, strict=False))
 
 
@@ -219,7 +231,7 @@ def _graph(part: Part, orders: _Orders, spec: ScheduleSpec) -> PassGraph:
 
 def _chains(graph: PassGraph, part: Part, schedule: Schedule) -> list[PassChain]:
     """Return the chains with their limits: the kind's own if nobody reads it, else by what 1F1B holds."""
-    most_in_flight = schedule.kind.spec.most_in_flight
+    most_in_flight = schedule.spec.most_in_flight
     if most_in_flight is None:
         return [PassChain(stages=stages, just_in_time=True) for stages in part.chains]
     by_1f1b = graph_aware_1f1b(part.nodes, part.groups)
@@ -247,7 +259,7 @@ def _layout_error(
     longest = max(chains, key=len, default=())
     num_places = sum(any(stage in group for stage in longest) for group in groups)
     return ValueError(
-        f"schedule {schedule.kind}: want a module whose stages go {schedule.kind.spec.layout}, "
+        f"schedule {schedule.kind}: want a module whose stages go {schedule.spec.layout}, "
         f"{schedule.virtual_stages} on each; the longest chain has {len(longest)} stages on {num_places} "
         "sets of ranks"
     )

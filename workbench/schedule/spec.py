@@ -4,12 +4,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from workbench.field_kinds import check_kinds
 from workbench.schedule.action import Action
 from workbench.schedule.graph_aware import ScheduleNode
 from workbench.schedule.parts import Group, Programs
 
 ChainOrder = Callable[[Sequence[int], int, int], tuple[tuple[Action, ...], ...]]
 """From [p v] stages, first to last, p ranks and m microbatches to [p] programs."""
+
+
+PARAMETERS = ("window", "run_ahead", "offload")  # of `choice.Schedule`, which some schedules take
 
 
 class StagePlacement(StrEnum):
@@ -83,6 +87,34 @@ class ScheduleSpec:
     parameters: tuple[str, ...] = ()
     torch_name: str | None = None
     shares_ranks_in_part: bool = False
+
+    def __post_init__(self) -> None:
+        check_kinds(self, "schedule: ")
+        if not self.name.strip() or not self.name.isprintable():
+            raise ValueError(f"schedule: name must be one line of text, got {self.name!r:.60}")
+        if self.usual_virtual_stages < 1:
+            raise ValueError(
+                f"schedule {self}: want usual_virtual_stages >= 1, got {self.usual_virtual_stages}"
+            )
+        if self.parameters and self.dag is None:
+            raise ValueError(
+                f"schedule {self}: parameters {', '.join(self.parameters)} reach dag alone, which is not "
+                "given; nearest: a function with that argument that returns the chain"
+            )
+        if unknown := [each for each in self.parameters if each not in PARAMETERS]:
+            raise ValueError(
+                f"schedule {self}: parameters are of {', '.join(PARAMETERS)}, got {unknown[0]!r}"
+            )
+        for what, function in (
+            ("chain", self.chain),
+            ("dag", self.dag),
+            ("most_in_flight", self.most_in_flight),
+        ):
+            if function is not None and not callable(function):
+                raise ValueError(f"schedule {self}: {what} must be a function, got {function!r:.60}")
+
+    def __str__(self) -> str:
+        return self.name
 
     def takes(self, parameter: str) -> bool:
         """Whether the schedule has this parameter; a memory limit is for those that choose within it."""

@@ -40,10 +40,12 @@ class KeptResults:
     Args:
         folder: created when the first result is stored.
         warn: called with one line about a damaged entry, which then counts as missing.
+        most: number of entries.
     """
 
     folder: Path
     warn: Callable[[str], None]
+    most: int = MOST_ENTRIES
 
     def get(self, key: str) -> Kept | None:
         """The result stored under a key; None if missing, damaged or written by other code."""
@@ -69,7 +71,7 @@ class KeptResults:
         return kept
 
     def put(self, key: str, kept: Kept) -> None:
-        """Store a result if it can be written, within `MOST_ENTRIES` and `MOST_TOTAL_BYTES`."""
+        """Store a result if it can be written, within `most` and `MOST_TOTAL_BYTES`."""
         body = json.dumps({"version": code_hash(), "record": kept.record, "best_plan": kept.best_plan})
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -82,13 +84,16 @@ class KeptResults:
         return self.folder / f"{key[:32]}{_SUFFIX}"
 
     def _drop_old(self) -> None:
-        files = sorted(
-            self.folder.glob(f"*{_SUFFIX}"), key=lambda file: file.stat().st_mtime_ns, reverse=True
-        )
+        """Remove entries beyond the limits; another process may remove some at the same time."""
+        sizes: list[tuple[int, int, Path]] = []
+        for file in self.folder.glob(f"*{_SUFFIX}"):
+            with suppress(FileNotFoundError):
+                stat = file.stat()
+                sizes.append((stat.st_mtime_ns, stat.st_size, file))
         total_bytes = 0
-        for number, file in enumerate(files, 1):
-            total_bytes += file.stat().st_size
-            if number > MOST_ENTRIES or total_bytes > MOST_TOTAL_BYTES:
+        for number, (_, num_bytes, file) in enumerate(sorted(sizes, reverse=True), 1):
+            total_bytes += num_bytes
+            if number > self.most or total_bytes > MOST_TOTAL_BYTES:
                 file.unlink(missing_ok=True)
 
 

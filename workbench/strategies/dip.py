@@ -13,8 +13,8 @@ from workbench.cost.model import CostModel
 from workbench.data.sample import Item
 from workbench.job.job import Job
 from workbench.model.model_graph import TEXT
-from workbench.plan.build import batched_microbatches
 from workbench.plan.lower import lower
+from workbench.plan.microbatches import batched_microbatches
 from workbench.plan.plan import Microbatch, Plan
 from workbench.planner.assembly import dp_of, empty_draft, in_phases, layout_of, scheduled
 from workbench.planner.cut_candidates import CutCandidates

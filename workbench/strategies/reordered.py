@@ -14,7 +14,7 @@ from workbench.balance.tokens.policies import longest_first_equal_counts
 from workbench.cost.model import CostModel
 from workbench.data.sample import Sample
 from workbench.job.job import Job
-from workbench.plan.build import chunked_microbatches
+from workbench.plan.microbatches import chunked_microbatches
 from workbench.plan.plan import Plan
 from workbench.planner.assembly import scheduled
 from workbench.planner.sample_work import sample_work

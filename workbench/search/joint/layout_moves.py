@@ -49,7 +49,7 @@ class Arrange:
                 groups = resized(groups, len(job.batch) // most)
             microbatches = round_robin(job, groups, replicas)
         schedule = choice.schedule
-        if self.arrangement.placement is Placement.EVERYWHERE and not schedule.kind.spec.shares_ranks_in_part:
+        if self.arrangement.placement is Placement.EVERYWHERE and not schedule.spec.shares_ranks_in_part:
             schedule = usual_in_phases()
         draft = draft_of(job, replace(choice, microbatches=microbatches, stages=()))
         stages = stages_of(job, self.arrangement, schedule, draft, space.cost)
@@ -88,7 +88,7 @@ class Reschedule:
 
 def _needs_recut(choice: Choice, schedule: Schedule, job: Job) -> bool:
     current = choice.schedule
-    same_layout = current.kind.spec.layout is schedule.kind.spec.layout or schedule.virtual_stages == 1
+    same_layout = current.spec.layout is schedule.spec.layout or schedule.virtual_stages == 1
     return current.virtual_stages != schedule.virtual_stages or not same_layout
 
 

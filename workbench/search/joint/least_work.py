@@ -25,7 +25,7 @@ from workbench.job.job import Job
 from workbench.model.frozen import Needs
 from workbench.model.layer import TokenCount
 from workbench.model.model_graph import Module
-from workbench.plan.build import chunked_microbatches
+from workbench.plan.microbatches import chunked_microbatches
 from workbench.plan.narrow_products import writing_gradients
 from workbench.plan.routing import routing_of
 from workbench.plan.work import even_work_of

@@ -6,6 +6,7 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from workbench.schedule.spec import ScheduleSpec
 from workbench.search.joint.grouping_moves import Exchange, MoveSample, Regroup, Reorder, Resize
 from workbench.search.joint.layout_moves import Arrange, CutStages, Reschedule, RunEncodersAhead, ShiftLayer
 from workbench.search.joint.move import Move
@@ -46,6 +47,8 @@ def move_to_json(move: Move) -> dict[str, Any]:
 def _plain(value: object) -> Any:
     if isinstance(value, Enum):
         return value.value
+    if isinstance(value, ScheduleSpec):  # not registered, so a log names it and cannot make it again
+        return value.name
     if is_dataclass(value):
         return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
     return [_plain(each) for each in value] if isinstance(value, tuple) else value

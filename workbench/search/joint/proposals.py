@@ -224,10 +224,10 @@ def _schedules(job: Job, current: Schedule, draft: Plan) -> Iterator[Schedule]:
         {stage.flat_ranks for stage in draft.chain[job.model.llm.name, draft.replicas(job.model.llm.name)[0]]}
     )
     schedules: dict[Schedule, None] = {}
-    for kind in ScheduleKind:
+    for kind in dict.fromkeys((*ScheduleKind, job.schedule.kind)):  # the job's may be one of its own
         base = usual(kind)
         schedules[base] = None
-        spec = kind.spec
+        spec = base.spec
         if spec.takes_more_stages:
             schedules |= {replace(base, virtual_stages=base.virtual_stages + more): None for more in (1, 2)}
         if spec.most_in_flight is not None:  # the kind's own limit would be the same schedule

@@ -1,7 +1,7 @@
 """The starts of a search: the plan of every registered strategy."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from time import monotonic
 from typing import NamedTuple
@@ -12,6 +12,7 @@ from workbench.job.other_layouts import with_layouts
 from workbench.plan.plan import Plan
 from workbench.planner.stage_counts import OUT_OF_TIME, PlannerStopped, StopWatch
 from workbench.planner.strategy_spec import Planner
+from workbench.search.drive import Override
 from workbench.search.joint.choice import Choice, choice_of
 from workbench.search.joint.evaluate import Judge, outcome_of
 from workbench.search.joint.expert_starts import expert_jobs
@@ -120,6 +121,9 @@ def start_of(task: Task, cost: CostModel, judge: Judge) -> Start:
         return Start(name=task.name, refusal=str(error), stopped_at=watch.stopped_at)
     except PlannerStopped:
         return Start(name=task.name, refusal=OUT_OF_TIME, stopped_at=watch.stopped_at)
+    schedule = task.planner.schedule if isinstance(task.planner, Override) else None
+    if schedule is not None:
+        job = replace(job, schedule=schedule)
     return Start(
         name=task.name,
         plan=plan,

@@ -39,11 +39,9 @@ def _with_layout(space: Space, choice: Choice, other: Choice) -> Choice:
     schedule, other_schedule = choice.schedule, other.schedule
     same_layout = (
         schedule.virtual_stages == other_schedule.virtual_stages
-        and schedule.kind.spec.layout is other_schedule.kind.spec.layout
+        and schedule.spec.layout is other_schedule.spec.layout
     )
-    supports_sharing = (
-        schedule.kind.spec.shares_ranks_in_part or not other_schedule.kind.spec.shares_ranks_in_part
-    )
+    supports_sharing = schedule.spec.shares_ranks_in_part or not other_schedule.spec.shares_ranks_in_part
     return replace(
         choice,
         stages=other.stages,

@@ -17,7 +17,6 @@ from workbench.memory.stage import GRADIENTS, state_of
 from workbench.plan.plan import Plan
 from workbench.schedule.choice import Schedule
 from workbench.search.objectives import template_plans
-from workbench.search.objectives.checkpoint_interval import daly_s
 from workbench.search.objectives.fewer_nodes import (
     nodes_of_first,
     num_nodes,
@@ -32,6 +31,7 @@ from workbench.search.objectives.recovery import (
     Recovery,
     RecoveryCosts,
     Saving,
+    daly_s,
 )
 from workbench.search.objectives.step_times import PassedOverError, StepJudge, StepTimes, standard_error
 from workbench.strategies.elastic_templates import ElasticTemplates

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from math import isfinite, sqrt
 
 from workbench.elastic.availability import Availability
 
@@ -99,3 +100,19 @@ class RecoveryCosts:
                 f"{self.notice_s:g} s, {self.restart_s:g} s, {self.storage_bytes_per_s / 1e9:g} GB/s and "
                 f"{self.copies}"
             )
+
+
+def daly_s(save_s: float, mtbf_s: float) -> float:
+    """Optimal seconds of work between checkpoints; the MTBF if saving takes twice as long or longer.
+
+    Source: Daly 2006, "A higher order estimate of the optimum checkpoint interval for restart dumps",
+    Future Generation Computer Systems 22(3), equation 37.
+    """
+    if not (isfinite(mtbf_s) and mtbf_s > 0 and save_s >= 0):
+        raise ValueError(
+            f"want a mean time between failures > 0 s and a save in >= 0 s, got {mtbf_s} s and {save_s} s"
+        )
+    if save_s >= 2 * mtbf_s:
+        return mtbf_s
+    share = save_s / (2 * mtbf_s)
+    return sqrt(2 * save_s * mtbf_s) * (1 + sqrt(share) / 3 + share / 9) - save_s

@@ -7,7 +7,8 @@ from itertools import accumulate
 from workbench.cost.model import CostModel
 from workbench.data.sample import Sample
 from workbench.job.job import Job
-from workbench.plan.build import chunked_microbatches, with_programs
+from workbench.plan.build import with_programs
+from workbench.plan.microbatches import chunked_microbatches
 from workbench.plan.plan import Plan
 from workbench.plan.stage import Stage
 from workbench.planner.assembly import empty_draft, layout_of
