@@ -261,7 +261,8 @@ def _token_bytes(layer: Layer, operator: Attention | AnyRecurrence | Pointwise, 
     if isinstance(operator, Attention):
         num_kv_heads = operator.num_kv_heads * keys_per_query(layer, operator, setting)
         width = 2 * (operator.num_heads + num_kv_heads) * operator.mean_dim
-        return (width * element_bytes + operator.num_heads * FLOAT32_BYTES) / grid.tp
+        own = (width * element_bytes + operator.num_heads * FLOAT32_BYTES) / grid.tp
+        return own + fused_index_bytes(operator, setting)
     if isinstance(operator, Recurrence):
         return fused_recurrence_bytes(operator, element_bytes) / grid.tp
     if operator.name.endswith(LINEAR):
