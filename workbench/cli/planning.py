@@ -63,8 +63,8 @@ class PlanInputs:
     sizes: str | None = field(
         default=None,
         metadata=asked(
-            "sizes of samples: name of a corpus, or a .jsonl or .parquet file or saved data set with the "
-            "columns text_tokens, image_width, image_height, video_width, video_height, video_seconds, "
+            "sizes of samples: name of a corpus, or a .jsonl, .csv or .parquet file or saved data set with "
+            "the columns text_tokens, image_width, image_height, video_width, video_height, video_seconds, "
             "audio_seconds"
         ),
     )

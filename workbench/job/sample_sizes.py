@@ -81,7 +81,7 @@ def sized_batch(
     """Samples drawn from a corpus or read from a file in order, through the rules of the model's encoders.
 
     Args:
-        source: the name of a corpus, a .jsonl or .parquet file, or the folder of a saved data set.
+        source: the name of a corpus, a .jsonl, .csv or .parquet file, or the folder of a saved data set.
         seed: seed of a corpus.
         tiling: for encoders of one image size.
         pack_tokens: tokens of a row that packs several of them; each sample is then such a row, see
