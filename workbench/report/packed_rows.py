@@ -41,11 +41,11 @@ def packed_line(record: dict[str, Any]) -> str:
     )
 
 
-def rates_line(batch: Sequence[Sample], seconds: float) -> str:
-    """Samples and tokens per second where rows pack several samples; empty where none does."""
+def rates_line(batch: Sequence[Sample], seconds: float) -> str | None:
+    """Samples and tokens per second where rows pack several samples; None where none does."""
     content = content_of(batch)
     if content.samples == len(batch):
-        return ""
+        return None
     rates = content.rates(seconds)
     return (
         f"packed: {content.samples:,} samples with {content.tokens:,} tokens in {len(batch):,} rows a step; "
