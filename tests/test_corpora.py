@@ -1,5 +1,6 @@
 """Corpora and users' own sizes: what is drawn, what becomes of it, what is refused."""
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,45 @@ def test_json_lines_are_read(tmp_path: Path):
     assert read_sizes(file) == EXPECTED
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_csv_is_read(encoding: str, tmp_path: Path):
+    """As the library of Python writes it, lists as their text; blank lines are none."""
+    file = tmp_path / "a.csv"
+    with file.open("w", newline="", encoding=encoding) as out:
+        writer = csv.DictWriter(out, list(ROWS[0]))
+        writer.writeheader()
+        writer.writerows(ROWS)
+        out.write("\r\n")
+    assert read_sizes(file) == EXPECTED
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", r"want a column text_tokens, got none"),
+        ("text_tokens\n", r"there are no rows"),
+        ("text_tokns\n3\n", r"want a column text_tokens.*nearest is 'text_tokns'"),
+        ("text_tokens,text_tokens\n3,4\n", r"want each column once, text_tokens is there 2 times"),
+        ("text_tokens,name\n3\n", r"row 1: want 2 cells, as the header has, got 1"),
+        ("text_tokens\n3\n4,5\n", r"row 2: want 1 cells, as the header has, got 2"),
+        ("text_tokens\n3\n\nfour\n", r"row 2: text_tokens: want a number or a list.*got 'four'"),
+        ('text_tokens\n" "\n', r"row 1: text_tokens: want one number, got None"),
+        ("text_tokens\n" + "[" * 100_000 + "\n", r"row 1: text_tokens: want a number or a list"),
+        ("text_tokens\n" + "7" * 5000 + "\n", r"row 1: text_tokens: want a number or a list"),
+        ("text_tokens\n" + "7" * 200_000 + "\n", r"not CSV: field larger than field limit"),
+        ('text_tokens\n"3"4\n', r"not CSV"),
+        ("text_tokens\nNaN\n", r"row 1: text_tokens: want numbers, got nan"),
+        ('text_tokens,image_width,image_height\n3,"[4, 5]",6\n', r"row 1: want as many widths as heights"),
+        ("text_tokens,images\n3,a.png\n", r"'images' is not a size; want image_width, image_height"),
+    ],
+)
+def test_bad_csv_is_named(text: str, words: str, tmp_path: Path):
+    file = tmp_path / "a.csv"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=words):
+        read_sizes(file)
+
+
 def test_parquet_is_read(tmp_path: Path):
     file = tmp_path / "a.parquet"
     pq.write_table(as_lists(ROWS), file)
@@ -165,7 +205,7 @@ def test_files_that_are_none_are_named(tmp_path: Path):
         read_sizes(tmp_path / "a.jsonl")
     with pytest.raises(ValueError, match="not a saved data set"):
         read_sizes(tmp_path)
-    with pytest.raises(ValueError, match=r"got '.csv'"):
-        read_sizes(tmp_path / "a.csv")
+    with pytest.raises(ValueError, match=r"got '.tsv'"):
+        read_sizes(tmp_path / "a.tsv")
     with pytest.raises(ValueError, match="no corpus 'laion'"):
         corpus("laion")

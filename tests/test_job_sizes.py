@@ -16,7 +16,7 @@ from tests.test_data_strategies import skewed_job
 from workbench.cost.model import CostModel
 from workbench.cost.profile import load_profile
 from workbench.data.corpus import anyres_grid
-from workbench.job.first_rows import unlike_rows
+from workbench.job.first_rows import SizesRead, unlike_rows
 from workbench.job.job import Job, load_job
 from workbench.job.sample_sizes import Tiling, sized_batch, with_sizes
 from workbench.job.step_batches import step_batches
@@ -213,4 +213,4 @@ def test_few_rows_of_unequal_lengths_differ_by_chance(tmp_path: Path):
     lengths = [10, 20, 10, 20, 10, 20, 10, 400] * 30
     file.write_text("".join(f'{{"text_tokens": {tokens}}}\n' for tokens in lengths))
     batch = sized_batch(valm().model, 4, str(file))
-    assert unlike_rows(valm().model, batch, str(file), Tiling.NONE) == ""
+    assert unlike_rows(valm().model, batch, SizesRead(str(file), Tiling.NONE)) == ""

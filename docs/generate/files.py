@@ -98,16 +98,26 @@ Masks count the tokens of one sample. Samples never attend to each other. Parame
 take a list of token counts that add up to it, or a number of equal parts; the default is one part per
 segment."""
 
-SIZES = f"""`plan --sizes FILE` needs only the sizes of samples, not their content. FILE is a `.jsonl` or
-`.parquet` file, or a folder written by `save_to_disk`. In a job file, use
+SIZES = f"""`plan --sizes FILE` needs only the sizes of samples, not their content. FILE is a `.jsonl`,
+`.csv` or `.parquet` file, or a folder written by `save_to_disk`. In a job file, use
 `batch: {{samples: 512, sizes: FILE}}`. The batch is the first rows, so their order
 should be random. A warning names a file whose first rows have {UNLIKE:g} times the tokens of its other rows
 or more, or fewer by that factor, and unlike any batch drawn from it.
 
+Trainers pack samples into rows of a number of tokens. `--pack 16384` with `--sizes`, or `pack_tokens: 16384`
+in the batch, does so: every sample of the job is then a row of at most so many tokens, and the number of
+samples of the data in a step varies. A sample goes to the fullest row of the step with room for it; the first
+for which no row has room begins the next step. Packed samples do not attend to each other (mask
+`causal_document`), and none is the target of another, so price and loss are those of each alone. A sample
+longer than a row is refused, and so are other masks and models that read images by cross-attention. `plan`
+says which share of the rows is empty, `simulate` the samples and tokens per second. Rows are as long as their
+content: none is padded.
+
 The columns are {_SIZE_COLUMNS}. `text_tokens` is required in every row. The others are a number, a list
-or null. Further columns are ignored. Only `image`, `video` and `audio`, or their plurals, are refused without
-columns of their sizes, as a plan would leave these items out. A warning names encoders for which no sample of
-the batch has an item.
+or null. The first line of a `.csv` file names the columns; an empty cell is null, and a list is a quoted cell
+such as `"[640, 32]"`. Further columns are ignored. Only `image`, `video` and `audio`, or their plurals, are
+refused without columns of their sizes, as a plan would leave these items out. A warning names encoders for
+which no sample of the batch has an item.
 
 Conversation files, such as LLaVA's JSON lines, have text and image names instead of sizes. Compute the
 sizes with the model's own tokenizer:

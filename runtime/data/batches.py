@@ -19,7 +19,7 @@ from runtime.models.initialise import generator_of
 from runtime.parallel.context.batch import rank_data
 from runtime.parallel.context.group import ContextGroup
 from workbench.data.sample import Item, Sample, Segment
-from workbench.masks.patterns import CAUSAL, sample_bitfield
+from workbench.masks.patterns import CAUSAL, document_lengths, sample_bitfield
 from workbench.model.layer import Attention
 from workbench.model.model_graph import TEXT, Edge, Module
 from workbench.plan.plan import Microbatch, Plan
@@ -199,7 +199,7 @@ def _llm_data(plan: Plan, stage: Stage, microbatch: Microbatch, source: DataSour
         adapter = adapter_of(plan.model.module(stage.module))
         assert isinstance(adapter, DecoderAdapter), "the text module is a language model"
         ids_T = torch.cat([_ids(sample, source, adapter.vocab_size) for sample in samples])
-        labels_T = _labels(ids_T, lengths)
+        labels_T = _labels(ids_T, [length for sample in samples for length in document_lengths(sample)])
     entering = [edge for edge in edges if edge.entered_in(stage.layers)]
     context_images = {
         edge.name: _context_images(plan, edge, samples) for edge in entering if plan.model.is_context(edge)
@@ -287,8 +287,15 @@ def _text(sample: Sample, segment: Segment, source: DataSource, vocab_size: int)
     return ids_T
 
 
-def _labels(ids_T: Tensor, lengths: tuple[int, ...]) -> Tensor:
-    """[T] the next token of the same item if that is text, else `NO_TARGET`."""
+def _labels(ids_T: Tensor, lengths: Sequence[int]) -> Tensor:
+    """[T] the next token of the same document if that is text, else `NO_TARGET`.
+
+    Source: `DataCollatorWithFlattening` of transformers, which has no target for a document's first token.
+
+    Args:
+        ids_T: tokens.
+        lengths: tokens of every document: of an item, or of several that its mask packs.
+    """
     labels_T = ids_T.roll(-1)
     labels_T[torch.tensor(lengths).cumsum(0) - 1] = NO_TARGET
     return labels_T.masked_fill(labels_T == PLACEHOLDER, NO_TARGET)

@@ -25,6 +25,7 @@ from workbench.report.compare import compare, lost_text, lost_time, timed
 from workbench.report.devices import check_devices
 from workbench.report.expert_loads import compared_loads, loads_record, loads_text
 from workbench.report.folder import is_plan, repetition_paths
+from workbench.report.packed_rows import rates_line
 from workbench.report.progress import Ticker, ticking
 from workbench.report.records import executed_record, interval_record, simulated_record
 from workbench.report.tables import (
@@ -75,6 +76,7 @@ def simulate_command(
     print_result(
         simulated_record(parsed_plan, simulated_trace),
         metrics_table(parsed_plan, [("simulated", simulated_trace)]),
+        *_optional_line(rates_line(parsed_plan.batch, simulated_trace.iteration_s)),
         *_optional_line(executors_text(simulated_trace)),
         rests_on_text(unmeasured_costs(simulated_trace), noise_of(simulated_trace)),
         as_json=as_json,

@@ -6,19 +6,19 @@ from pathlib import Path
 from workbench.cli.console import warn
 from workbench.cost.device_names import may_be
 from workbench.cost.profile import load_profile
-from workbench.job.first_rows import sizes_of, unlike_rows, without_items
+from workbench.job.first_rows import SizesRead, sizes_of, unlike_rows, without_items
 from workbench.job.job import Job, load_job
-from workbench.job.sample_sizes import Tiling, with_sizes
+from workbench.job.sample_sizes import with_sizes
 from workbench.model.config_keys import misspelt_lines
 from workbench.model.model_graph import ModelGraph
 from workbench.plan.kernel_heads import CPU
 
 
-def read_job(path: Path, *, sizes: str | None = None, seed: int = 0, tiling: Tiling = Tiling.NONE) -> Job:
+def read_job(path: Path, *, sizes: SizesRead | None = None, seed: int = 0) -> Job:
     """Read a job file; warn of misspelt keys of models, a skewed batch, and another device's profile.
 
     Args:
-        sizes, seed, tiling: of samples in place of the file's, see `with_sizes`; None: the file's.
+        sizes, seed: of samples in place of the file's, see `with_sizes`; None: the file's.
 
     Raises:
         ValueError: as `load_job` and `with_sizes`.
@@ -27,16 +27,19 @@ def read_job(path: Path, *, sizes: str | None = None, seed: int = 0, tiling: Til
     warn_of_misspelt_keys(job.model)
     _warn_of_profile(job)
     if sizes is not None:
-        job = with_sizes(job, sizes, seed=seed, tiling=tiling)
-    warn_of_batch(job, (sizes, tiling) if sizes is not None else sizes_of(path))
+        job = with_sizes(job, sizes.source, seed=seed, tiling=sizes.tiling, pack_tokens=sizes.pack_tokens)
+    warn_of_batch(job, sizes if sizes is not None else sizes_of(path))
     return job
 
 
-def warn_of_batch(job: Job, source: tuple[str, Tiling] | None) -> None:
+def warn_of_batch(job: Job, read: SizesRead | None) -> None:
     """Print warnings if the job's samples are rows unlike most of their file's, or leave encoders idle."""
-    if source is None:
+    if read is None:
         return
-    for line in (without_items(job.model, job.batch, source[0]), unlike_rows(job.model, job.batch, *source)):
+    for line in (
+        without_items(job.model, job.batch, read.source),
+        unlike_rows(job.model, job.batch, read),
+    ):
         if line:
             warn(line)
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -14,6 +14,7 @@ from workbench.cli.judging import JudgeFlag, Strategy, planners_by
 from workbench.cli.options import Json, PlanFile, with_flags_of
 from workbench.cost.model import CostModel
 from workbench.explain.warnings import warnings_of
+from workbench.job.first_rows import SizesRead, sizes_of
 from workbench.job.job import Job
 from workbench.job.machines import cost_of
 from workbench.job.matching import check_job, named_profiles
@@ -27,6 +28,7 @@ from workbench.plan.runnable import check_runnable_here, refusal_to_run
 from workbench.planner.judged import JudgedBy
 from workbench.planner.stable_batch import too_small
 from workbench.report.figure import Figure
+from workbench.report.packed_rows import packed_line, packed_record
 from workbench.report.peak_table import peak_lines, peak_records, peak_table
 from workbench.report.progress import ticking
 from workbench.report.stage_table import folded_plan_table, folded_programs
@@ -61,8 +63,8 @@ class PlanInputs:
     sizes: str | None = field(
         default=None,
         metadata=asked(
-            "sizes of samples: name of a corpus, or a .jsonl or .parquet file or saved data set with the "
-            "columns text_tokens, image_width, image_height, video_width, video_height, video_seconds, "
+            "sizes of samples: name of a corpus, or a .jsonl, .csv or .parquet file or saved data set with "
+            "the columns text_tokens, image_width, image_height, video_width, video_height, video_seconds, "
             "audio_seconds"
         ),
     )
@@ -75,6 +77,13 @@ class PlanInputs:
         metadata=asked(
             "images of --sizes in a fixed-size encoder: one image, or tiles as the model cuts them, which an "
             "encoder with image_newline always does"
+        ),
+    )
+    pack: int | None = field(
+        default=None,
+        metadata=asked(
+            "tokens of a row: samples of --sizes are packed into the job's samples, rows of at most so many "
+            "tokens"
         ),
     )
     execution: Path | None = field(
@@ -99,8 +108,19 @@ class PlanInputs:
         """The job of a file, with samples and layouts replaced as the flags say."""
         if self.tiling is not Tiling.NONE and self.sizes is None:
             raise ValueError(f"--tiling {self.tiling} cuts images of --sizes; want --sizes, or no --tiling")
-        job = read_job(file, sizes=self.sizes, seed=self.seed, tiling=self.tiling)
+        if self.pack is not None and self.sizes is None:
+            raise ValueError(
+                f"--pack {self.pack} packs samples of --sizes; want --sizes, or pack_tokens in the batch"
+            )
+        if self.pack is not None and self.pack < 1:
+            raise ValueError(f"--pack: want >= 1 token, got {self.pack}")
+        job = read_job(file, sizes=self.read_sizes, seed=self.seed)
         return job if self.layout is None else with_layout_file(job, self.layout, strategy)
+
+    @property
+    def read_sizes(self) -> SizesRead | None:
+        """What --sizes names and how it is read; None: the job's own batch."""
+        return None if self.sizes is None else SizesRead(self.sizes, self.tiling, self.pack)
 
     def files(self, job: Path) -> tuple[Path | str | None, ...]:
         """The job file and what the flags name, of which some may be files."""
@@ -163,14 +183,18 @@ def plan_command(
     for line in warnings_of(result, planned_job):
         warn(line)
     refusal = inputs.write(result, planned_job, output)
-    record = {
+    record: dict[str, Any] = {
         "plan": str(output),
         "plan_hash": plan_hash(result),
         "strategy": result.strategy,
         "run_refusal": refusal or None,
     }
-    written = f"written to {output}, hash {plan_hash(result)[:12]}"
-    print_result(record, _stages(result), written, as_json=as_json)
+    read = None if data is not None else inputs.read_sizes or sizes_of(job)
+    lines = [f"written to {output}, hash {plan_hash(result)[:12]}"]
+    if read is not None and read.pack_tokens is not None:
+        record["packed"] = packed_record(planned_job.batch, read.pack_tokens)
+        lines.insert(0, packed_line(record["packed"]))
+    print_result(record, _stages(result), *lines, as_json=as_json)
 
 
 def _stages(plan: Plan) -> Table:

@@ -87,7 +87,7 @@ def search_command(
         joint_flags.check_absent()
     planned_job = inputs.job(job)
     cost = inputs.cost(planned_job)
-    source = BatchSource(inputs.seed, inputs.sizes, inputs.tiling)
+    source = BatchSource(inputs.seed, inputs.read_sizes)
     criterion = criterion_of(objective, options, job, planned_job, cost, source)
     results = None if no_cache else kept_results()
     if joint_flags.joint:

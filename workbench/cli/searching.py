@@ -15,8 +15,8 @@ from workbench.cli.console import warn
 from workbench.cost.model import CostModel
 from workbench.explain.uneven_ranks import uneven_ranks
 from workbench.explain.warnings import unlike_layouts, waste_of
+from workbench.job.first_rows import SizesRead
 from workbench.job.job import Job
-from workbench.job.sample_sizes import Tiling
 from workbench.job.step_batches import Batches, step_batches
 from workbench.plan.codec import dumps
 from workbench.planner.judged import JudgedBy
@@ -38,12 +38,14 @@ class BatchSource(NamedTuple):
     """Source of batches: data of the job file, or sizes of samples given by flags."""
 
     seed: int
-    sizes: str | None
-    tiling: Tiling
+    read: SizesRead | None
 
     def batches(self, path: Path, job: Job, num: int) -> Batches:
         """Draw `num` batches; equal seeds give equal batches."""
-        return step_batches(path, job, num, seed=self.seed, sizes=self.sizes, tiling=self.tiling)
+        if self.read is None:
+            return step_batches(path, job, num, seed=self.seed)
+        source, tiling, pack = self.read
+        return step_batches(path, job, num, seed=self.seed, sizes=source, tiling=tiling, pack_tokens=pack)
 
 
 class Criterion(NamedTuple):

@@ -22,9 +22,11 @@ from workbench.job.draft import (
 from workbench.job.drafted_batch import USUAL_TEXT_TOKENS, WantedBatch
 from workbench.job.first_rows import sizes_of
 from workbench.job.job import load_job
+from workbench.job.packed_rows import MOST_STEP_TOKENS
 from workbench.model.model_graph import ModelGraph
 from workbench.plan.plan import ModuleSettings
 from workbench.plan.runnable import check_family, check_settings
+from workbench.report.packed_rows import packed_line, packed_record
 from workbench.report.tables import listed
 from workbench.whole_file import check_writable, write_text
 
@@ -55,6 +57,15 @@ def init_command(
             help="file with the sizes of your samples, as for `plan --sizes`, from which the job reads them"
         ),
     ] = None,
+    pack: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=MOST_STEP_TOKENS,
+            help="tokens of a row: samples of --data are packed into rows of at most so many tokens, which "
+            "are the samples of the step",
+        ),
+    ] = None,
     samples: Annotated[
         int | None,
         typer.Option(
@@ -77,15 +88,22 @@ def init_command(
         machines,
         train=train,
         wanted=WantedBatch(
-            text_tokens=text_tokens, image_px=_parse_image_size(image), data=data, samples=samples
+            text_tokens=text_tokens,
+            image_px=_parse_image_size(image),
+            data=data,
+            samples=samples,
+            pack_tokens=pack,
         ),
         folder=output.parent,
     )
     _warn_of_edits(output, job_draft.text)
     write_text(job_draft.text, output)
     warn_of_misspelt_keys(job_draft.model)
+    packed: tuple[str, ...] = ()
     if data is not None:
-        warn_of_batch(load_job(output), sizes_of(output))
+        job = load_job(output)
+        warn_of_batch(job, sizes_of(output))
+        packed = () if pack is None else (packed_line(packed_record(job.batch, pack)),)
     for refusal in _run_refusals(job_draft.model, products):
         warn(f"plans of this job can be simulated, not run: {refusal}")
     for note in frozen_mergers(job_draft.model):
@@ -98,7 +116,7 @@ def init_command(
         show(f"{count} weight files are missing ({first}, ...); planning does not need them")
     rule = (job_draft.microbatch_rule,) if job_draft.microbatch_rule else ()
     table = _table(f"{model} on {gpus}", job_draft.model)
-    show(table, *rule, f"written to {output}; next: workbench search {output}")
+    show(table, *rule, *packed, f"written to {output}; next: workbench search {output}")
 
 
 def _table(title: str, model: ModelGraph) -> Table:

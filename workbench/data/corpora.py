@@ -1,9 +1,10 @@
 """Corpora to draw samples from: measured sizes, and synthetic ones modelled on those of the papers."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,13 @@ class Corpus:
         """Draw `num` samples; equal seeds give equal samples, and longer draws start like shorter ones."""
         if num < 1:
             raise ValueError(f"corpus {self.name!r}: want >= 1 sample, got {num}")
+        return tuple(islice(self.stream(seed), num))
+
+    def stream(self, seed: int) -> Iterator[Sizes]:
+        """Yield samples without end; equal seeds give equal ones."""
         rng = random.Random(seed)
-        return tuple(self.draw_one(rng) for _ in range(num))
+        while True:
+            yield self.draw_one(rng)
 
 
 def corpus(name: str) -> Corpus:

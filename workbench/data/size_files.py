@@ -1,5 +1,7 @@
-"""Read users' sample sizes: JSON lines, parquet, or a Hugging Face data set saved to disk."""
+"""Read users' sample sizes: JSON lines, CSV, parquet, or a Hugging Face data set saved to disk."""
 
+import csv
+import io
 import json
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
@@ -30,12 +32,13 @@ SIZES_OF = {
 
 
 def read_sizes(path: str | Path) -> tuple[Sizes, ...]:
-    """Sizes of every row, in order, from a file (.jsonl, .parquet) or a folder of `save_to_disk`.
+    """Sizes of every row, in order, from a file (.jsonl, .csv, .parquet) or a folder of `save_to_disk`.
 
     Columns: `text_tokens` in every row; `image_width` with `image_height`, `video_width` with
     `video_height` and `video_seconds`, and `audio_seconds`, each one number, a list of several, or null if
     a row has none. Other columns are ignored, so that sizes can be added to an existing data set, but not
-    images, videos and clips without sizes. Text follows all of these.
+    images, videos and clips without sizes. Text follows all of these. The first line of CSV names the
+    columns; a cell is a number, a list of several such as "[640, 32]", or empty.
 
     Raises:
         ValueError: no rows, a missing column, images without sizes, or a row with missing or invalid sizes;
@@ -69,9 +72,12 @@ def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
             raise ValueError(f"{file}: not a parquet file: {_first_line(error)}") from None
     elif file.suffix in (".jsonl", ".json"):
         yield from _json_rows(file)
+    elif file.suffix == ".csv":
+        yield from _csv_rows(file)
     else:
         raise ValueError(
-            f"{file}: want a .jsonl or .parquet file or a folder of a saved data set, got {file.suffix!r}"
+            f"{file}: want a .jsonl, .csv or .parquet file or a folder of a saved data set, "
+            f"got {file.suffix!r}"
         )
 
 
@@ -87,6 +93,38 @@ def _json_rows(file: Path) -> Iterator[Mapping[str, Any]]:
             raise ValueError(f"{file}, row {number}: want an object, got {type(row).__name__}")
         _known(file, [name for name in row if name in COLUMNS or row[name] not in (None, [], "")])
         yield row
+
+
+def _csv_rows(file: Path) -> Iterator[Mapping[str, Any]]:
+    text = read_bounded(file, encoding="utf-8-sig")  # spreadsheets begin it with a byte order mark
+    try:
+        lines = filter(None, csv.reader(io.StringIO(text, newline=""), strict=True))
+        names = [name.strip() for name in next(lines, [])]
+        columns = _known(file, names)
+        twice = next((name for name in columns if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"{file}: want each column once, {twice} is there {names.count(twice)} times")
+        for number, cells in enumerate(lines, 1):
+            if len(cells) != len(names):
+                raise ValueError(
+                    f"{file}, row {number}: want {len(names)} cells, as the header has, got {len(cells)}"
+                )
+            row = dict(zip(names, cells, strict=True))
+            yield {
+                column: _cell(f"{file}, row {number}: {column}", row[column].strip()) for column in columns
+            }
+    except csv.Error as error:
+        raise ValueError(f"{file}: not CSV: {_first_line(error)}") from None
+
+
+def _cell(where: str, text: str) -> object:
+    """The value of a cell of sizes; None where it is empty."""
+    if not text:
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError(f"{where}: want a number or a list such as [640, 32], got {text!r:.60}") from None
 
 
 def _saved_rows(folder: Path) -> Iterator[Mapping[str, Any]]:

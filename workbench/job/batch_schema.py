@@ -4,6 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
+from workbench.job.packed_rows import MOST_STEP_TOKENS, check_unmasked
 from workbench.job.sample_sizes import Tiling
 from workbench.job.strict import Count, Items, Seconds, Share, Strict
 from workbench.masks.patterns import CAUSAL, PATTERNS, canonical
@@ -11,6 +12,9 @@ from workbench.masks.patterns import CAUSAL, PATTERNS, canonical
 Mask = Annotated[
     str, WithJsonSchema({"type": "string", "pattern": rf"^({'|'.join(PATTERNS)})(\(.*\))?$"})
 ]  # editors know the names
+
+
+PackTokens = Annotated[int, Field(ge=1, le=MOST_STEP_TOKENS, strict=True)]
 
 
 def _mask(said: object) -> str:
@@ -101,6 +105,8 @@ class BatchSpec(Strict):
         mixture: random samples of different sizes.
         sizes: file with the sizes of samples, or name of a corpus, as for `--sizes`.
         tiling: only with `sizes`: `anyres` cuts images as the model's processor does, as `--tiling`.
+        pack_tokens: only with `sizes`: every sample is a row of at most this many tokens, which packs several
+            of the sizes' samples; they do not see each other.
     """
 
     samples: Annotated[Count, Field(le=100_000)]
@@ -111,6 +117,7 @@ class BatchSpec(Strict):
     mixture: MixtureSpec | None = None
     sizes: Annotated[str, Field(min_length=1)] | None = None
     tiling: Tiling = Tiling.NONE
+    pack_tokens: PackTokens | None = None
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
@@ -118,6 +125,10 @@ class BatchSpec(Strict):
             raise ValueError("want exactly one of 'fixed', 'mixture' and 'sizes'")
         if self.tiling is not Tiling.NONE and self.sizes is None:
             raise ValueError("'tiling' belongs to 'sizes'; say how many tiles by 'each' or 'most'")
+        if self.pack_tokens is not None:
+            if self.sizes is None:
+                raise ValueError("'pack_tokens' packs samples of 'sizes'; want both, or neither")
+            check_unmasked((self.mask,) if isinstance(self.mask, str) else self.mask)
         return self
 
     @field_validator("mask", mode="before")

@@ -1,7 +1,7 @@
 """The batch of a drafted job: equal samples, or samples that a file of sizes gives."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ from workbench.data.sample import Sample
 from workbench.job.batch_schema import BatchSpec
 from workbench.job.drafted_layout import LEAST_MICROBATCHES, DraftedLayout
 from workbench.job.drafted_microbatch import FULL_TOKENS, DraftedMicrobatch, drafted_microbatch
+from workbench.job.packed_rows import check_packable, packed_rows
 from workbench.job.parts import batch_of
 from workbench.job.sample_sizes import Tiling, num_rows, sized_batch, sized_batches
 from workbench.model.composites.composite import PAGE, TILES, Parts
@@ -29,14 +30,19 @@ class WantedBatch:
         data: a file or folder of sizes, as `plan --sizes` reads it, that gives the samples.
         samples: of a step, over all replicas; None: enough microbatches for each, see
             `DraftedLayout.num_microbatches`.
+        pack_tokens: tokens of a row that packs samples of the data and is then a sample of the step; None:
+            samples are not packed.
     """
 
     text_tokens: int | None = None
     image_px: tuple[int, int] | None = None
     data: Path | None = None
     samples: int | None = None
+    pack_tokens: int | None = None
 
     def __post_init__(self) -> None:
+        if self.pack_tokens is not None and self.data is None:
+            raise ValueError(f"--pack {self.pack_tokens} packs samples of --data; want both, or no --pack")
         if self.data is not None and self.image_px is not None:
             raise ValueError("--image: sizes of images are those of --data; want one of the two")
         if self.data is not None and self.text_tokens is not None:
@@ -62,7 +68,7 @@ class DraftedRows:
 
     Args:
         entries: of the batch.
-        num_rows: of the data; of equal samples, those that were drawn.
+        num_rows: of the data, of packed ones about as many as they fill; of equal samples, those drawn.
         drawn: some of the samples, of data at most `MOST_DRAWN`, in random order.
         tiling: of the data's images.
     """
@@ -84,7 +90,10 @@ def drafted_rows(wanted: WantedBatch, parts: Parts | None, graph: ModelGraph, fo
             size.
     """
     if wanted.data is not None:
-        return samples_of_data(parts, graph, wanted.data, folder)
+        rows = samples_of_data(parts, graph, wanted.data, folder)
+        return (
+            rows if wanted.pack_tokens is None else packed_data(graph, rows, wanted.pack_tokens, wanted.data)
+        )
     content = equal_samples(parts, graph, wanted.text_tokens or USUAL_TEXT_TOKENS, wanted.image_px)
     number = min(wanted.samples or 1, FULL_TOKENS)
     drawn = tuple(batch_of(BatchSpec(samples=number, **content), graph, folder=folder))
@@ -128,7 +137,7 @@ def drafted_batch(
         f"{num_samples} samples a step are too few for {{}}",
     )
     if wanted.data is not None:
-        sized_batch(graph, num_samples, str(wanted.data), tiling=rows.tiling)
+        sized_batch(graph, num_samples, str(wanted.data), tiling=rows.tiling, pack_tokens=wanted.pack_tokens)
         if wanted.samples is None:
             most, beyond = rows.num_rows // enough, "the data has no more rows for {}"
     microbatch = DraftedMicrobatch(samples=1, rule="")
@@ -194,3 +203,16 @@ def samples_of_data(parts: Parts | None, graph: ModelGraph, data: Path, folder: 
     (drawn,) = sized_batches(graph, min(rows, MOST_DRAWN), str(data), num_batches=1, tiling=tiling)
     entries = {"sizes": source} | ({"tiling": tiling.value} if tiling is not Tiling.NONE else {})
     return DraftedRows(entries=entries, num_rows=rows, drawn=drawn, tiling=tiling)
+
+
+def packed_data(graph: ModelGraph, rows: DraftedRows, most: int, data: Path) -> DraftedRows:
+    """Rows of at most so many tokens that pack samples of the data; ValueError as `packed_rows`."""
+    check_packable(graph)
+    filled = sum(sample.num_tokens for sample in rows.drawn) // most
+    drawn = next(packed_rows(rows.drawn, most, max(1, filled), str(data)))
+    return replace(
+        rows,
+        entries=rows.entries | {"pack_tokens": most},
+        num_rows=max(1, filled * rows.num_rows // len(rows.drawn)),
+        drawn=drawn,
+    )

@@ -2,36 +2,51 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from workbench.data.sample import Sample
 from workbench.float_sum import float_sum
 from workbench.job.job_file import read_spec
 from workbench.job.sample_sizes import Tiling, named_sizes, sized_batches
+from workbench.masks.patterns import document_lengths
 from workbench.model.model_graph import ModelGraph
 
 UNLIKE = 1.5  # times the mean tokens of the file, or the file's of theirs
 MOST_COMPARED = 1000  # rows drawn at random, or as many as a batch has
 
 
-def sizes_of(path: Path) -> tuple[str, Tiling] | None:
-    """The sizes that a job file names, and its tiling; None: its samples come from elsewhere."""
+class SizesRead(NamedTuple):
+    """Where a batch's sizes are read, and how they become samples; see `sized_batch`."""
+
+    source: str
+    tiling: Tiling
+    pack_tokens: int | None = None
+
+
+def sizes_of(path: Path) -> SizesRead | None:
+    """The sizes that a job file names, and how it reads them; None: its samples come from elsewhere."""
     spec = read_spec(path).batch
-    return None if spec.sizes is None else (named_sizes(spec.sizes, path.parent), spec.tiling)
+    if spec.sizes is None:
+        return None
+    return SizesRead(named_sizes(spec.sizes, path.parent), spec.tiling, spec.pack_tokens)
 
 
-def unlike_rows(model: ModelGraph, batch: Sequence[Sample], source: str, tiling: Tiling) -> str:
+def unlike_rows(model: ModelGraph, batch: Sequence[Sample], read: SizesRead) -> str:
     """One line if the samples of the file's first rows are much longer or shorter than others; else "".
 
-    Lengths are tokens of the LLM's sequence. `batch` is compared with batches of its size, drawn from the
-    whole file, always the same: it is unlike if its mean is `UNLIKE` times theirs, and beyond each of them. A
-    corpus is drawn at random itself.
+    Lengths are tokens of the LLM's sequence, in packed rows of every sample by itself. `batch` is compared
+    with batches of its size, drawn from the whole file, always the same: it is unlike if its mean is `UNLIKE`
+    times theirs, and beyond each of them. A corpus is drawn at random itself.
 
     Complexity: reads the file; O(batch + `MOST_COMPARED`).
     """
+    source, tiling, pack_tokens = read
     if not Path(source).exists():
         return ""
     num_batches = max(1, MOST_COMPARED // len(batch))
-    drawn = sized_batches(model, len(batch), source, num_batches=num_batches, tiling=tiling)
+    drawn = sized_batches(
+        model, len(batch), source, num_batches=num_batches, tiling=tiling, pack_tokens=pack_tokens
+    )
     first, others = _mean_tokens(batch), [_mean_tokens(each) for each in drawn]
     whole = float_sum(others) / len(others)
     if max(first, whole) < UNLIKE * min(first, whole) or min(others) <= first <= max(others):
@@ -55,4 +70,5 @@ def without_items(model: ModelGraph, batch: Sequence[Sample], source: str) -> st
 
 
 def _mean_tokens(batch: Sequence[Sample]) -> float:
-    return sum(sample.num_tokens for sample in batch) / len(batch)
+    lengths = [length for sample in batch for length in document_lengths(sample)]
+    return sum(lengths) / len(lengths)

@@ -240,6 +240,8 @@ def _memory_bytes(spec: ClusterSpec, profile: Profile | None) -> int:
 
 def batch_of(spec: BatchSpec, model: ModelGraph, *, folder: Path) -> tuple[Sample, ...]:
     """The samples of one step; sizes that the file leaves out are the encoders' native ones."""
+    if spec.pack_tokens is not None:
+        return _drawn(spec, model, folder)
     masks = (spec.mask,) if isinstance(spec.mask, str) else spec.mask
     samples = [_with_lone_tiles(sample, model) for sample in _drawn(spec, model, folder)]
     return tuple(replace(sample, mask=mask) for sample, mask in zip(samples, cycle(masks), strict=False))
@@ -264,7 +266,13 @@ def _with_lone_tiles(sample: Sample, model: ModelGraph) -> Sample:
 
 def _drawn(spec: BatchSpec, model: ModelGraph, folder: Path) -> tuple[Sample, ...]:
     if spec.sizes is not None:
-        return sized_batch(model, spec.samples, named_sizes(spec.sizes, folder), tiling=spec.tiling)
+        return sized_batch(
+            model,
+            spec.samples,
+            named_sizes(spec.sizes, folder),
+            tiling=spec.tiling,
+            pack_tokens=spec.pack_tokens,
+        )
     content = spec.fixed or spec.mixture
     assert content is not None
     encoders = {module.modality: module for module in model.encoders}

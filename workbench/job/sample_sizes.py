@@ -1,10 +1,11 @@
 """Samples of a job from a user's sizes or a corpus, by the rules of its encoders."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from functools import lru_cache, partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ from workbench.data.corpus import ItemTokens
 from workbench.data.sample import Sample
 from workbench.data.size_files import read_sizes
 from workbench.data.sizes import ImageRule, Rules, Sizes, samples_of
+from workbench.job.packed_rows import check_packable, check_unmasked, packed_rows
+from workbench.masks.patterns import document_lengths
 from workbench.model.item_tokens import (
     clip_tokens,
     ends_lone_tiles,
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
     from workbench.job.job import Job
 
 
+CHUNK = 1024  # rows that are made samples at a time
+
+
 class Tiling(StrEnum):
     """How an encoder of one image size takes an image: at that size, or as tiles by its model's rule.
 
@@ -43,30 +49,51 @@ class Tiling(StrEnum):
     ANYRES = "anyres"
 
 
-def with_sizes(job: "Job", source: str, *, seed: int = 0, tiling: Tiling = Tiling.NONE) -> "Job":
-    """The job with as many samples, drawn by `sized_batch`; ValueError as there.
+def with_sizes(
+    job: "Job",
+    source: str,
+    *,
+    seed: int = 0,
+    tiling: Tiling = Tiling.NONE,
+    pack_tokens: int | None = None,
+) -> "Job":
+    """The job with as many samples, drawn by `sized_batch`; ValueError as there, or for masks of packed rows.
 
     Masks are kept by position: the first sample has the mask that the first one had.
     """
-    batch = sized_batch(job.model, len(job.batch), source, seed=seed, tiling=tiling)
+    batch = sized_batch(job.model, len(job.batch), source, seed=seed, tiling=tiling, pack_tokens=pack_tokens)
+    if pack_tokens is not None:
+        check_unmasked(sample.mask for sample in job.batch if len(document_lengths(sample)) == 1)
+        return replace(job, batch=batch)
     masked = (replace(new, mask=old.mask) for new, old in zip(batch, job.batch, strict=True))
     return replace(job, batch=tuple(masked))
 
 
 def sized_batch(
-    model: ModelGraph, num_samples: int, source: str, *, seed: int = 0, tiling: Tiling = Tiling.NONE
+    model: ModelGraph,
+    num_samples: int,
+    source: str,
+    *,
+    seed: int = 0,
+    tiling: Tiling = Tiling.NONE,
+    pack_tokens: int | None = None,
 ) -> tuple[Sample, ...]:
     """Samples drawn from a corpus or read from a file in order, through the rules of the model's encoders.
 
     Args:
-        source: the name of a corpus, a .jsonl or .parquet file, or the folder of a saved data set.
+        source: the name of a corpus, a .jsonl, .csv or .parquet file, or the folder of a saved data set.
         seed: seed of a corpus.
         tiling: for encoders of one image size.
+        pack_tokens: tokens of a row that packs several of them; each sample is then such a row, see
+            `packed_rows`. None: rows are not packed.
 
     Raises:
         ValueError: no such corpus or file, a row without sizes, fewer rows than the job has samples, images
-            or clips that the model has no single encoder for.
+            or clips that the model has no single encoder for; what `packed_rows` and `check_packable` refuse.
     """
+    if pack_tokens is not None:
+        sizes = _rows(Path(source)) if _is_file(source) else corpus(source).stream(seed)
+        return next(_packed(model, sizes, tiling, (pack_tokens, num_samples), source))
     return _samples(model, _sizes(source, num_samples, seed), tiling)
 
 
@@ -78,12 +105,17 @@ def sized_batches(
     num_batches: int,
     seed: int = 0,
     tiling: Tiling = Tiling.NONE,
+    pack_tokens: int | None = None,
 ) -> tuple[tuple[Sample, ...], ...]:
     """Batches drawn from a corpus, or from all rows of a file without repetition inside a batch.
 
     Equal seeds give equal batches, and longer draws begin like shorter ones. Arguments and errors as
     `sized_batch`.
     """
+    if pack_tokens is not None:
+        return _packed_batches(
+            model, source, num_batches, seed, tiling=tiling, packing=(pack_tokens, num_samples)
+        )
     if Path(source).exists():
         rows, rng = _rows(Path(source)), random.Random(seed)
         _check_rows(source, rows, num_samples)
@@ -92,6 +124,37 @@ def sized_batches(
         sizes = _sizes(source, num_batches * num_samples, seed)
     samples = _samples(model, sizes, tiling)
     return tuple(samples[first : first + num_samples] for first in range(0, len(samples), num_samples))
+
+
+_Packing = tuple[int, int]  # tokens of a row, and rows of a step
+
+
+def _packed(
+    model: ModelGraph, sizes: Iterable[Sizes], tiling: Tiling, packing: _Packing, where: str
+) -> Iterator[tuple[Sample, ...]]:
+    """Yield steps of packed rows, of sizes that are read as far as the steps need them."""
+    check_packable(model)
+    rest = iter(sizes)
+    chunks = iter(lambda: tuple(islice(rest, CHUNK)), ())
+    samples = chain.from_iterable(_samples(model, chunk, tiling) for chunk in chunks)
+    return packed_rows(samples, *packing, where)
+
+
+def _packed_batches(
+    model: ModelGraph, source: str, num_batches: int, seed: int, *, tiling: Tiling, packing: _Packing
+) -> tuple[tuple[Sample, ...], ...]:
+    if not _is_file(source):
+        return tuple(
+            islice(_packed(model, corpus(source).stream(seed), tiling, packing, source), num_batches)
+        )
+    rows, rng = _rows(Path(source)), random.Random(seed)
+    batches = [
+        next(_packed(model, rng.sample(rows, len(rows)), tiling, packing, source)) for _ in range(num_batches)
+    ]
+    num = packing[1]
+    return tuple(
+        tuple(replace(row, id=row.id + index * num) for row in batch) for index, batch in enumerate(batches)
+    )
 
 
 def _samples(model: ModelGraph, sizes: Sequence[Sizes], tiling: Tiling) -> tuple[Sample, ...]:
@@ -111,17 +174,24 @@ def _samples(model: ModelGraph, sizes: Sequence[Sizes], tiling: Tiling) -> tuple
 
 
 def _sizes(source: str, num: int, seed: int) -> tuple[Sizes, ...]:
-    path = Path(source)
-    if not path.exists():
-        if path.suffix or len(path.parts) > 1:
-            raise ValueError(f"sizes: there is no file {source}")
-        if source not in {known.name for known in CORPORA}:
-            names = ", ".join(sorted(known.name for known in CORPORA))
-            raise ValueError(f"sizes: {source!r} is no file and no corpus; the corpora are {names}")
+    if not _is_file(source):
         return corpus(source).draw(num, seed)
-    rows = _rows(path)
+    rows = _rows(Path(source))
     _check_rows(source, rows, num)
     return rows[:num]
+
+
+def _is_file(source: str) -> bool:
+    """Whether the source is a file or folder, not a corpus; ValueError where it is neither."""
+    path = Path(source)
+    if path.exists():
+        return True
+    if path.suffix or len(path.parts) > 1:
+        raise ValueError(f"sizes: there is no file {source}")
+    if source not in {known.name for known in CORPORA}:
+        names = ", ".join(sorted(known.name for known in CORPORA))
+        raise ValueError(f"sizes: {source!r} is no file and no corpus; the corpora are {names}")
+    return False
 
 
 def named_sizes(name: str, folder: Path) -> str:

@@ -22,6 +22,7 @@ def step_batches(
     seed: int = 0,
     sizes: str | None = None,
     tiling: Tiling = Tiling.NONE,
+    pack_tokens: int | None = None,
 ) -> Batches:
     """Batches of a job file's data, none of them the job's own: equal seeds give equal batches.
 
@@ -32,7 +33,7 @@ def step_batches(
         path: the job file.
         job: the job of that file.
         num: number of batches, >= 1.
-        sizes, tiling: of the job's samples, where they differ from the file's.
+        sizes, tiling, pack_tokens: of the job's samples, where they differ from the file's.
 
     Raises:
         ValueError: fewer batches than one, or as the data's reader.
@@ -42,6 +43,7 @@ def step_batches(
     spec, folder, num_samples = read_spec(Path(path)).batch, Path(path).parent, len(job.batch)
     source = sizes or (None if spec.sizes is None else named_sizes(spec.sizes, folder))
     if source is not None:
+        pack = pack_tokens if sizes is not None else spec.pack_tokens
         batches = sized_batches(
             job.model,
             num_samples,
@@ -49,7 +51,10 @@ def step_batches(
             num_batches=num,
             seed=seed + 1,
             tiling=tiling if sizes is not None else spec.tiling,
+            pack_tokens=pack,
         )
+        if pack is not None:
+            return batches
         return tuple(_masked(job, batch) for batch in batches)
     if spec.mixture is None:
         return (job.batch,) * num

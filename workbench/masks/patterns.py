@@ -16,6 +16,7 @@ from workbench.masks.bitfield import Bitfield, concatenate
 from workbench.masks.builders import MIXTURE, Groups, Mixture, Run
 
 CAUSAL, FULL = "causal", "full"
+DOCUMENT, CAUSAL_DOCUMENT = "document", "causal_document"
 LONGEST_TEXT = 100_000
 _LARGEST = 2**31 - 1
 
@@ -125,6 +126,21 @@ def check_masks(samples: Iterable[Sample]) -> None:
             wrong = _complaint(sample.mask, sample.segments)
             if wrong is not None:
                 raise ValueError(f"sample {sample.id}: {wrong}")
+
+
+def document_lengths(sample: Sample) -> tuple[int, ...]:
+    """Tokens of each document that the sample's mask packs; of the sample where it packs none.
+
+    Documents of `multimodal_packed`, which are random, count as one.
+
+    Raises:
+        ValueError: as `sample_bitfield`.
+    """
+    name, parameters = _read(sample.mask)
+    if name not in (DOCUMENT, CAUSAL_DOCUMENT):
+        return (sample.num_tokens,)
+    runs = [Run(0, part.tokens_out) for part in sample.segments]
+    return tuple(filter(None, _parts(sample.num_tokens, parameters.get("lengths"), runs)))
 
 
 @lru_cache(maxsize=4096)
@@ -279,10 +295,10 @@ PATTERNS: Mapping[str, Pattern] = {
         build=_prefix,
         optional={"prefix": _WHOLE},
     ),
-    "document": Pattern(
+    DOCUMENT: Pattern(
         about="all tokens of its packed document", build=_documents(builders.document), optional=_LENGTHS
     ),
-    "causal_document": Pattern(
+    CAUSAL_DOCUMENT: Pattern(
         about="itself and all tokens before it in its packed document",
         build=_documents(builders.causal_document),
         optional=_LENGTHS,

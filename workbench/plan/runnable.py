@@ -1,10 +1,12 @@
 """What the runtime cannot run of a sound plan; `workbench check` reports it, and a run refuses it."""
 
+from bisect import bisect_right
 from collections.abc import Callable
+from itertools import accumulate
 
 from workbench.cost.products import ProductFormat
 from workbench.data.sample import Sample
-from workbench.masks.patterns import CAUSAL
+from workbench.masks.patterns import CAUSAL, document_lengths
 from workbench.model.config_fields import Config, number
 from workbench.model.families.family import LanguageModel
 from workbench.model.item_tokens import family_of, source_config
@@ -178,9 +180,11 @@ def check_targets(plan: Plan) -> int:
 
 
 def count_targets(sample: Sample) -> int:
-    """Count a sample's next-token targets: its text tokens, except one in first position."""
+    """Count a sample's next-token targets: its text tokens, except where a document of its mask begins."""
     text = sum(segment.tokens_out for segment in sample.of(TEXT))
-    return text - (sample.segments[0].modality == TEXT)
+    ends = list(accumulate(segment.tokens_out for segment in sample.segments))
+    firsts = accumulate(document_lengths(sample)[:-1], initial=0)
+    return text - sum(sample.segments[bisect_right(ends, first)].modality == TEXT for first in firsts)
 
 
 def check_edge(plan: Plan, edge: Edge) -> None:

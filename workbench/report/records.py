@@ -7,6 +7,7 @@ from typing import Any
 
 from workbench.metrics import step_metrics
 from workbench.plan.plan import Plan
+from workbench.report.packed_rows import content_of
 from workbench.timing.provenance import (
     interval_of,
     intervals_by_executor,
@@ -18,9 +19,10 @@ from workbench.trace import Trace
 
 
 def simulated_record(plan: Plan, trace: Trace) -> dict[str, Any]:
-    """Metrics of a predicted step (seconds, bytes, fractions), and unmeasured costs."""
+    """Metrics of a predicted step (seconds, bytes, fractions, rates), and unmeasured costs."""
     header = {"plan_hash": trace.plan_hash, "strategy": plan.strategy}
     figures = asdict(step_metrics(trace)) | {"mfu": utilisation(trace)}
+    figures |= content_of(plan.batch).rates(trace.iteration_s)
     uncertainty = {
         "interval_80": interval_record(trace),
         "interval_80_by_executor": [

@@ -1,4 +1,4 @@
-"""Sizes of samples as JSON lines, parquet, and a saved data set."""
+"""Sizes of samples as JSON lines, CSV, parquet, and a saved data set."""
 
 from collections.abc import Sequence
 from io import BytesIO
@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from experiments.fuzz.target import Ready, Target
-from experiments.fuzz.targets.writing import CORPUS, JSON, JSON_LINES, Form, json_bytes, reading
+from experiments.fuzz.targets.writing import CORPUS, CSV, JSON, JSON_LINES, Form, json_bytes, reading
 from workbench.data.size_files import read_sizes
 from workbench.job.job import load_job
 from workbench.job.sample_sizes import with_sizes
@@ -43,6 +43,19 @@ def _sizes(form: Form, path: Path, seeds: Sequence[Any], whole: Path | None = No
 
 def _lines(folder: Path) -> Ready:
     return _sizes(JSON_LINES, folder / "sizes.jsonl", [ROWS])
+
+
+CELLS = [
+    ["text_tokens", "image_width", "image_height", "audio_seconds", "name"],
+    ["40", "640", "480", "", "a"],
+    ["12", "[32]", "[32]", "2.5", "b"],
+    ["7", "33", "57", "", ""],
+    ["300", "", "", "[7.0]", "d"],
+]
+
+
+def _cells(folder: Path) -> Ready:
+    return _sizes(CSV, folder / "sizes.csv", [CELLS, [*CELLS, *CELLS[1:]]])
 
 
 def _table(tree: Any) -> pa.Table:
@@ -111,6 +124,11 @@ def _state(folder: Path) -> Ready:
 
 TARGETS = (
     Target(name="sizes-jsonl", make=_lines, readers=("workbench.data.size_files:_json_rows",)),
+    Target(
+        name="sizes-csv",
+        make=_cells,
+        readers=("workbench.data.size_files:_csv_rows", "workbench.data.size_files:_cell"),
+    ),
     Target(name="sizes-parquet", make=_parquet, readers=("workbench.data.size_files:_rows",)),
     Target(name="sizes-arrow", make=_arrow, readers=("workbench.data.size_files:_saved_rows",)),
     Target(name="sizes-arrow-state", make=_state, readers=("workbench.data.size_files:_saved_rows",)),
