@@ -1,5 +1,6 @@
 """A folder with a plan and its traces, its page, and a browser that looks at it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,6 +106,22 @@ class Looking:
     def text_colours(self) -> set[tuple[str, str, str]]:
         """(element's name, colour, background) of all text that is shown, but for that of charts."""
         return {tuple(each) for each in self.page.evaluate(TEXT_COLOURS)}
+
+    def texts_after(self, act: "Callable[[Page], None]") -> list[str]:
+        """What all pictures write when they are drawn again behind an action."""
+        self.page.evaluate(
+            """() => {
+              window.drawn = [];
+              const { fillText } = CanvasRenderingContext2D.prototype;
+              CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
+                window.drawn.push(text);
+                return fillText.call(this, text, ...rest);
+              };
+            }"""
+        )
+        act(self.page)
+        self.settle()
+        return self.page.evaluate("window.drawn")
 
     def pixels(self, colour: str, key: str = "simulated", within: int = 0) -> int:
         """How many pixels of a picture have that colour, or each channel of it within so much."""

@@ -150,6 +150,20 @@ def test_a_format_of_products_fixes_no_degree_either(tmp_path: Path) -> None:
     assert job.settings.of("llm").products is ProductFormat.FP8
 
 
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [("llama-7b/config.json", "llama-7b"), ("llama-7b", "llama-7b"), ("configs/big.json", "big")],
+)
+def test_a_job_is_named_after_the_model_s_folder_or_its_file(tmp_path: Path, config: str, name: str) -> None:
+    """Files of one folder that are not all `config.json` are different models."""
+    path = tmp_path / config
+    file = path if path.suffix else path / "config.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps(SMALL_TIED))
+    accept("init", path, "--gpus", "1xH100", "-o", tmp_path / "job.yaml")
+    assert yaml.safe_load((tmp_path / "job.yaml").read_text())["name"] == name
+
+
 def test_no_more_weights_are_trained_than_there_are(tmp_path: Path) -> None:
     """Of a model whose head is its table of tokens."""
     words = ("init", config_in(tmp_path, SMALL_TIED), "--gpus", "4xH100", "-o", tmp_path / "job.yaml")

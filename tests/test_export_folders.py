@@ -1,6 +1,7 @@
 """Exported folders: what is said of a plan, what is refused with which nearest plan, what a folder holds."""
 
 import json
+import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -158,6 +159,56 @@ def test_every_folder_has_launcher_batch_script_container_and_readme(target, pip
     total = sum(each["seconds"] or 0.0 for each in mark["differences"])
     assert mark["plan_step_s"] + total == pytest.approx(mark["exported_step_s"], rel=1e-12)
     assert f"--nnodes {len(ranks_by_node(plan))} " in files["launch.sh"]
+
+
+# What each folder trains on without a change, and a name in it that its README says is where to change that.
+TRIALS = {
+    "torchrun": ("one step", "--data"),
+    "fsdp2": ("ten steps", "--data"),
+    "torchtitan": ("c4_test", "dataloader"),
+    "megatron": ("random tokens", "--train-iters"),
+    "megatron-bridge": ("random data", "dataset"),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_a_readme_says_what_is_trained_as_it_is_and_where_to_change_that(target, pipeline, sharded):
+    job, plan = ("llama", pipeline) if target.refuses(pipeline) is None else ("frozen-tower", sharded)
+    files = export(plan, target, prices_of(JOBS[job]))
+    section = files["README.md"].split("## Data, weights and steps\n")[1].split("## ")[0]
+    trains, where = TRIALS[target.name]
+    assert trains in section
+    assert where in section
+    assert any(where in text for name, text in files.items() if name != "README.md") or where == "--data"
+
+
+def test_several_nodes_are_told_how_to_start_and_want_an_address(tmp_path, sharded):
+    files = export(sharded, BY_NAME["torchrun"], prices_of(JOBS["frozen-tower"]))
+    nodes = len(ranks_by_node(sharded))
+    assert nodes > 1
+    assert f"`MASTER_ADDR=<first node> NODE_RANK=<0 to {nodes - 1}> bash launch.sh`" in files["README.md"]
+    for name in ("launch.sh", "env.sh"):
+        (tmp_path / name).write_text(files[name])
+    (tmp_path / "torchrun").write_text("#!/bin/sh\necho started\n")
+    (tmp_path / "torchrun").chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+    def started(**variables: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", tmp_path / "launch.sh"],
+            env=path | variables,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+
+    for variables in ({}, {"NODE_RANK": "1"}, {"MASTER_ADDR": "node0"}):
+        refused = started(**variables)
+        assert refused.returncode == 2
+        assert f"{nodes} nodes want MASTER_ADDR" in refused.stderr
+    for rank in ("NODE_RANK", "SLURM_NODEID"):
+        assert started(MASTER_ADDR="node0", **{rank: "1"}).stdout == "started\n"
 
 
 def test_a_difference_is_priced_by_simulating_what_the_system_does(pipeline):

@@ -1,5 +1,6 @@
 """Recordings that torch.profiler makes here: of a script as the guide has it, and of our own runtime."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from experiments.doors.ingest import recorded_run
 from runtime.step.annotations import annotated
+from tests.command_line import accept
 from tests.test_ingest import planned
 from workbench.schedule.action import COMPUTE, Pass
 from workbench.trace_files.ingest import files_of, ingest, read_ranks
@@ -60,6 +62,24 @@ def test_a_recording_without_names_or_modules_says_what_to_add(tmp_path):
         ValueError, match=r"no passes in it; name them: with torch\.profiler\.record_function"
     ):
         ingest(read_ranks(files_of([tmp_path])))
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_forwards_without_backwards_are_a_warning(tmp_path, named):
+    """DDP annotates its forward alone."""
+    model, path = torch.nn.Linear(8, 8), tmp_path / "rank0.json"
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        with record_function("DistributedDataParallel.forward"):
+            loss = model(torch.randn(4, 8)).sum()
+        with record_function("backward") if named else nullcontext():
+            loss.backward()
+        with record_function("PP:STEP"):
+            pass
+    profiler.export_chrome_trace(str(path))
+    said = " ".join(accept("ingest", str(path)).stderr.split())
+    warned = "warning: no backward is named in these recordings" in said
+    assert warned is not named
+    assert ("record_function(f'PP:{stage}B{microbatch}')" in said) is not named
 
 
 def test_our_own_run_comes_back_as_it_ran(tmp_path):

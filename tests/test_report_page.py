@@ -15,6 +15,7 @@ from tests.command_line import accept, answered
 from tests.report_page import PLAN, Looking, look, simulated, slower
 from tests.waiting import eventually
 from workbench.job.job_file import read_spec
+from workbench.metrics import peak_bytes
 from workbench.plan.codec import plan_hash, write_plan
 from workbench.report.folder import read_folder
 from workbench.report.html import report_html
@@ -271,6 +272,12 @@ def test_memory_follows_the_cursor_of_the_timelines(seen: Looking):
     assert "took" in seen.said("#tip")
     seen.page.mouse.move(5, 5)
     assert seen.pixels(ink, "memory", within=30) == 0
+
+
+def test_every_rank_has_its_peak_beside_its_curve(seen: Looking):
+    drawn = seen.texts_after(lambda page: page.click("details[open] .zoom-in"))
+    shown = {float(text.removesuffix(" MiB")) for text in drawn if text.endswith(" MiB")}
+    assert {num_bytes / 2**20 for num_bytes in peak_bytes(simulated(PLAN)).values()} <= shown
 
 
 def test_keys_alone_reach_everything(seen: Looking):

@@ -300,6 +300,8 @@ def test_bad_options_are_one_line(job, arguments, message):
     ("text", "message"),
     [
         (STEADY + "60,remove,n9\n", "node 'n9' is removed at 60.0 s but is not there"),
+        ("t_s,event,node\n60,remove,n9\n", "want an add event before, for initial nodes 0,add,n9"),
+        ("time,event,node\n0,add,n1\n", "line 1: want the columns t_s, event, node"),
         ("t_s,event,node\n", "no node joins"),
     ],
 )
@@ -309,6 +311,23 @@ def test_bad_traces_are_one_line(job, tmp_path, text, message):
     result = workbench("failures", job, "--trace", path)
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ("", "none joined, {n} at the end"),
+        ("60,remove,n1\n70,add,n1\n80,remove,n1\n", "2 left, 1 joined, {less} at the end"),
+        ("60,remove,n1\n7200,add,n1\n", "1 left, none joined, {less} at the end"),
+    ],
+)
+def test_changes_of_nodes_in_the_window_are_counted(job, tmp_path, changes, said):
+    path = tmp_path / "nodes.csv"
+    path.write_text(STEADY + changes)
+    initial = STEADY.count("0,add,")
+    done = workbench("failures", job, "--trace", path, "--hours", 1)
+    assert f"nodes: {initial} at first" in done.stdout
+    assert said.format(n=initial, less=initial - 1) in done.stdout
 
 
 def test_what_templates_cannot_be_made_of_is_named(job):

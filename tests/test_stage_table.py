@@ -1,6 +1,7 @@
 """The table of a plan's stages as people read it."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.table import Table
@@ -10,6 +11,9 @@ from tests.test_memory import CUTS
 from tests.test_strategies import cost, job
 from workbench.cli.console import MOST_STAGES, first_rows
 from workbench.job.other_layouts import with_layouts
+from workbench.plan.codec import plan_hash
+from workbench.report.folder import Entry, Folder
+from workbench.report.html import report_html
 from workbench.report.stage_table import folded_plan_table, folded_programs, numbers_text
 from workbench.strategies.registry import PLANNERS
 
@@ -64,6 +68,9 @@ def test_layers_gathered_for_themselves_share_a_row_where_they_are_equal() -> No
             range(len(module.layers))
         )
         assert len(spans) < len(module.layers)
+    entry = Entry(path=Path("plan.json"), plan=plan, plan_hash=plan_hash(plan), simulated=None, executed=())
+    page = report_html(Folder(entries=(entry,), left_out=()))
+    assert page.split("<h3>Stages</h3>")[1].split("</table>")[0].count("<tr>") == 1 + len(rows)
     whole = replace(plan, settings=replace(plan.settings, modules=()))
     assert len(cells(folded_plan_table(whole))) == sum(len(module.layers) for module in plan.model.modules)
 

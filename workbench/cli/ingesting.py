@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from workbench.cli.console import print_result
+from workbench.cli.console import print_result, warn
 from workbench.cli.options import Json
 from workbench.cost.profile import load_profile, write_profile
 from workbench.float_sum import float_sum
@@ -16,6 +16,7 @@ from workbench.metrics import peak_bytes
 from workbench.plan.codec import read_plan
 from workbench.report.folder import repetition_paths
 from workbench.report.tables import mebibytes, milliseconds, percent, titled
+from workbench.schedule.action import Pass
 from workbench.trace import Trace
 from workbench.trace_files.chakra import write_chakra
 from workbench.trace_files.hta import write_hta
@@ -24,6 +25,7 @@ from workbench.trace_files.kinds import FileKind, kind_of
 from workbench.trace_files.memory_snapshot import read_snapshot
 from workbench.trace_files.nccl_tests import read_nccl_tests, with_nccl_tests
 from workbench.trace_files.nsys import read_nsys, seconds_by_work
+from workbench.trace_files.passes import HOW_TO_NAME
 from workbench.trace_json import read_trace, write_trace
 from workbench.whole_file import check_writable, write_text
 
@@ -72,7 +74,9 @@ def ingest_command(
         check_writable(output, plan, *paths)
     if file_kind is FileKind.RECORDING:
         recorded_plan = None if plan is None else read_plan(plan)
-        _print_traces(ingest(read_ranks(paths), plan=recorded_plan, pp=pp), output, as_json=as_json)
+        traces = ingest(read_ranks(paths), plan=recorded_plan, pp=pp)
+        _warn_of_missing_backwards(traces[0])
+        _print_traces(traces, output, as_json=as_json)
     elif file_kind is FileKind.SNAPSHOT:
         _print_traces([read_snapshot(path) for path in paths], output, as_json=as_json)
     elif file_kind is FileKind.NCCL_TESTS:
@@ -102,6 +106,15 @@ def trace_command(
     paths = write(read_trace(trace), output)
     lines = (f"written to {path}" for path in paths)
     print_result({"files": [str(path) for path in paths]}, *lines, as_json=as_json)
+
+
+def _warn_of_missing_backwards(trace: Trace) -> None:
+    """DDP and FSDP name their forwards themselves, and nothing names the backwards behind them."""
+    if not any(span.action.kind in (Pass.B, Pass.I) for span in trace.spans):
+        warn(
+            "no backward is named in these recordings: the traces have forwards alone, and count the time of "
+            f"backwards as idle; {HOW_TO_NAME}"
+        )
 
 
 def _print_traces(traces: Sequence[Trace], output: Path | None, *, as_json: bool) -> None:

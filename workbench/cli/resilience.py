@@ -12,7 +12,7 @@ from workbench.bounded_file import read_bounded
 from workbench.cli.console import print_result, warn
 from workbench.cli.job_reading import read_job
 from workbench.cli.options import ExecutionFile, Faults, JobFile, Json, Profile, RanksPerNode, with_flags_of
-from workbench.elastic.availability import Availability, Rates, parse_trace, random_trace, warned
+from workbench.elastic.availability import Availability, Change, Rates, parse_trace, random_trace, warned
 from workbench.job.job import Job
 from workbench.job.machines import cost_of
 from workbench.job.process_nodes import is_local, num_process_nodes, on_process_nodes
@@ -176,7 +176,18 @@ def failures_command(
     record = {"trace": availability.name, "systems": {run.system: _run_record(run, dollars) for run in runs}}
     saves = _saves_text(settings, templates.checkpoint_bytes)
     table = _run_table(f"{templates.job.name} on {availability.name}", runs, dollars)
-    print_result(record, table, saves, as_json=as_json)
+    print_result(record, table, _changes_text(availability, window_s), saves, as_json=as_json)
+
+
+def _changes_text(availability: Availability, window_s: float | None) -> str:
+    """How many nodes leave and join in the window, and how many are there at its ends."""
+    shown = [event for event in availability.events if window_s is None or event.time_s <= window_s]
+    first = sum(event.time_s == 0 and event.change is Change.JOIN for event in shown)
+    left = sum(event.change is Change.LEAVE for event in shown)
+    joined = len(shown) - first - left
+    return (
+        f"nodes: {first} at first, {left} left, {joined or 'none'} joined, {first - left + joined} at the end"
+    )
 
 
 def _node_dollars(job: Job) -> float | None:

@@ -67,7 +67,7 @@ class Availability:
             if event.change is Change.LEAVE and event.node not in present:
                 raise ValueError(
                     f"{prefix}: node {event.node!r} is removed at {now_s} s but is not there; it was removed "
-                    "before, or never added"
+                    f"before, or never added: want an add event before, for initial nodes 0,add,{event.node}"
                 )
             (present.add if event.change is Change.JOIN else present.remove)(event.node)
 
@@ -130,7 +130,7 @@ def parse_trace(name: str, text: str) -> Availability:
     events = []
     for line, row in enumerate(rows, start=2):
         if not row.keys() >= {"t_s", "event", "node"}:
-            raise ValueError(f"{name}, line {line}: want the columns t_s, event, node, got {list(row)}")
+            raise ValueError(f"{name}, line 1: want the columns t_s, event, node, got {list(row)}")
         try:
             events.append(NodeEvent(time_s=float(row["t_s"]), change=Change(row["event"]), node=row["node"]))
             if not abs(events[-1].time_s) <= MOST_S:

@@ -53,7 +53,7 @@ def common_files(target: Target, approximation: Approximation) -> dict[str, str]
     """Texts of the common files by name."""
     launch = target.launch(approximation)
     return {
-        README: _readme(target, approximation),
+        README: _readme(target, approximation, launch.training),
         LAUNCH: _launch(approximation.plan, launch),
         BATCH: _batch(target, approximation.plan),
         ENVIRONMENT: _environment(launch),
@@ -85,19 +85,33 @@ def _launch(plan: Plan, launch: Launch) -> str:
     else:
         cases = "\n".join(f"  {node}) PROCESSES={count} ;;" for node, count in enumerate(per_node))
         processes = f'case "$NODE_RANK" in\n{cases}\nesac'
+    nodes = len(per_node)
     return f"""#!/usr/bin/env bash
-# Starts this node's processes; run it once on each of {len(per_node)} node(s), with NODE_RANK 0, 1, ...
+# Starts this node's processes; run it once on each of {nodes} node(s), with NODE_RANK 0, 1, ...
 set -euo pipefail
 cd "$(dirname "${{BASH_SOURCE[0]}}")"
 source ./{ENVIRONMENT}
-NODE_RANK="${{NODE_RANK:-${{SLURM_NODEID:-0}}}}"
+{_node_check(nodes)}NODE_RANK="${{NODE_RANK:-${{SLURM_NODEID:-0}}}}"
 MASTER_ADDR="${{MASTER_ADDR:-127.0.0.1}}"
 MASTER_PORT="${{MASTER_PORT:-{_PORT}}}"
 {_PORT_CHECK}{processes}
 {launch.before}exec torchrun \\
-  --nnodes {len(per_node)} --node-rank "$NODE_RANK" --nproc-per-node "$PROCESSES" \\
+  --nnodes {nodes} --node-rank "$NODE_RANK" --nproc-per-node "$PROCESSES" \\
   --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" \\
   {launch.program} "$@"
+"""
+
+
+def _node_check(nodes: int) -> str:
+    """Lines that refuse several nodes without an address: each would wait for the others at its own."""
+    if nodes == 1:
+        return ""
+    return f"""\
+if [[ -z "${{MASTER_ADDR:-}}" || -z "${{NODE_RANK:-${{SLURM_NODEID:-}}}}" ]]; then
+  echo "launch.sh: error: {nodes} nodes want MASTER_ADDR, the name of the first node, and NODE_RANK," \\
+    "0 to {nodes - 1}, on each of them; sbatch {BATCH} sets both" >&2
+  exit 2
+fi
 """
 
 
@@ -131,29 +145,41 @@ def _environment(launch: Launch) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _readme(target: Target, approximation: Approximation) -> str:
+def _readme(target: Target, approximation: Approximation, training: str) -> str:
     plan = approximation.plan
+    nodes = len(ranks_by_node(plan))
     return f"""# {plan.model.name} under {target.system}
 
 {target.summary[0].upper()}{target.summary[1:]}.
 
 | | |
 | --- | --- |
-| plan | {plan.made_by}, hash {plan_hash(plan)[:12]} |
-| ranks | {len(plan.ranks)} on {len(ranks_by_node(plan))} node(s) of {plan.cluster.nodes[0].device} |
+| plan | strategy {plan.strategy}, hash {plan_hash(plan)[:12]} |
+| ranks | {len(plan.ranks)} on {nodes} node(s) of {plan.cluster.nodes[0].device} |
 | predicted step of the plan | {_ms(approximation.step_s)} |
 | predicted step of this folder | {_ms(approximation.becomes_s)} |
 
 ## Start it
 
-On one node `bash {LAUNCH}`; under Slurm `sbatch {BATCH}` from this folder. {CONTAINER} says what the
-image must have, {ENVIRONMENT} what is set for every process. What stands behind `{LAUNCH}` is handed on to
+{_start(nodes)}; under Slurm `sbatch {BATCH}` from this folder. {CONTAINER} says what the
+image must have, {ENVIRONMENT} what is set for every process. What stands behind either is handed on to
 the program, which runs in this folder: relative paths start here.
+
+## Data, weights and steps
+
+{training.strip()}
 
 ## What the plan has and {target.name} does otherwise
 
 {_differences(approximation.differences)}
 """
+
+
+def _start(nodes: int) -> str:
+    if nodes == 1:
+        return f"`bash {LAUNCH}`"
+    last = nodes - 1
+    return f"On each node `MASTER_ADDR=<first node> NODE_RANK=<0 to {last}> bash {LAUNCH}`"
 
 
 def _differences(differences: tuple[Difference, ...]) -> str:

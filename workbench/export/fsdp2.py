@@ -22,6 +22,19 @@ from workbench.schedule.sharded import ReshardAfter
 
 LAYOUT, PROGRAM = "fsdp2.json", "train.py"
 _SOURCE = "fsdp2_train.py"  # of the runtime
+_TRAINING = f"""\
+Without flags this is a trial: random weights, random data, ten steps, nothing written. Flags name the
+weights to start from and where the trained ones go, by paths that every node sees:
+
+```bash
+bash launch.sh --steps 1000 --weights CHECKPOINT --data DATA --export TRAINED --export-every 100 \\
+  --learning-rate 1e-5
+```
+
+Every step takes the same batch, that of the plan: `--data` gives it the content of a data folder, for a
+plan made by `workbench plan --data DATA`. To take new samples in each step, put your loader in place of
+`Trainer.source` in `{PROGRAM}`.
+"""
 
 
 def _refuses(plan: Plan) -> str | None:
@@ -155,6 +168,7 @@ def _launch(approximation: Approximation) -> Launch:
         container="Python 3.11 or later with torch 2.11 or later and this package, which builds the model's "
         "blocks from transformers, and their adapters: `pip install '.[run]'` in a checkout of it. "
         "`python train.py --help` lists the flags.",
+        training=_TRAINING,
     )
 
 

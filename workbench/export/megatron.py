@@ -255,6 +255,9 @@ def _launch(approximation: Approximation) -> Launch:
             environment=environment,
             container="An image with megatron-core 0.19.2 and what it requires: torch and Transformer "
             "Engine, as NVIDIA's PyTorch images have it. Without the latter its own layers stand in.",
+            training=f"As it is, `{PROGRAM}` takes 100 steps from random weights on random images and text, "
+            "and keeps no checkpoint; `--steps` sets the number. Data are what `batches` in it returns, "
+            "weights what you load in `main` behind `model_of`.",
         )
     if any(
         each.sharding in _FSDP and not each.is_gathered_once
@@ -268,6 +271,10 @@ def _launch(approximation: Approximation) -> Launch:
         environment=environment,
         container="A checkout of Megatron-LM at core_v0.19.2, its folder in `MEGATRON_LM`, and what it "
         "requires: torch, Transformer Engine and Apex, as in NVIDIA's PyTorch images.",
+        training="As it is, this takes 100 steps from random weights on random tokens, and keeps no "
+        "checkpoint. "
+        f"`{DATA}` is where `--data-path` and a tokenizer go; `--train-iters`, `--load`, `--save` and "
+        f"`--save-interval` are Megatron's flags, behind `launch.sh` or in `{ARGUMENTS}`.",
     )
 
 

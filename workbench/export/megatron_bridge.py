@@ -159,6 +159,8 @@ def _launch(approximation: Approximation) -> Launch:
         container="An image with Megatron-Bridge 0.6 and what it requires: megatron-core 0.19, torch, "
         "Transformer Engine, as NVIDIA's NeMo images have it. Processors and tokenizer in DATA are yours."
         + (frozen if has_adapters(approximation.plan) else ""),
+        training=f"As it is, `{PROGRAM}` takes 100 steps on random data, and keeps no checkpoint. Its "
+        "`container` has all that is yours to change: `dataset`, `train`, `checkpoint`.",
     )
 
 

@@ -17,12 +17,14 @@ class Launch:
         program: shell words after torchrun's own arguments.
         environment: variables, each with the reason why it is set.
         container: requirements of the image, in sentences.
+        training: what it trains on and how long as it is, and how to give it data, weights and steps.
         before: shell lines before torchrun.
     """
 
     program: str
     container: str
     environment: Mapping[str, tuple[str, str]]
+    training: str
     before: str = ""
 
 

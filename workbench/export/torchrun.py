@@ -6,6 +6,18 @@ from workbench.export.target import Files, Launch, Target
 from workbench.plan.codec import dumps
 
 PLAN = "plan.json"
+_TRAINING = """\
+Without flags this is a trial: random weights, random data, one step, nothing written. A training names all
+of them, by paths that every node sees:
+
+```bash
+bash launch.sh --steps 1000 --weights CHECKPOINT --data DATA --next-samples \\
+  --checkpoint CHECKPOINTS --resume --export TRAINED
+```
+
+`--data` wants a plan of that data folder, made by `workbench plan --data DATA`; `--resume` continues a
+killed run from its latest checkpoint. The optimizer's learning rate is 1e-3; no flag sets it.
+"""
 
 
 def _files(approximation: Approximation) -> Files:
@@ -20,7 +32,8 @@ def _launch(approximation: Approximation) -> Launch:
         environment=threads if on_host else nccl_environment(),
         container=f"Python 3.11 or later with this package: `pip install '.[run]'` in a checkout of it"
         f"{'' if on_host else ', with a torch built for the GPUs of the cluster'}.\n"
-        "Data, weights, checkpoints and traces are flags of the program: `python -m runtime.launch --help`.",
+        "All flags of the program: `python -m runtime.launch --help`.",
+        training=_TRAINING,
     )
 
 

@@ -219,7 +219,7 @@ def _modules(model: str, train: Train) -> tuple[str, Parts | None, dict[str, Any
         )
     config = read_config(model)
     path = Path(model).resolve()
-    name = path.name if path.is_dir() else path.parent.name
+    name = path.name if path.is_dir() else path.parent.name if path.stem == "config" else path.stem
     if str(config.get("model_type")) in COMPOSITES:
         parts = parts_with_processor(take_apart(config), read_processor(model))
         for module_name, part in parts.modules.items():

@@ -16,6 +16,7 @@ from workbench.report.folder import Entry, Folder
 from workbench.report.front_html import searches_html
 from workbench.report.page_data import data_elements, plan_id, plan_record, traces_of
 from workbench.report.sortable import Cell, cell, number, sortable_table
+from workbench.report.stage_table import folded_stages
 from workbench.report.tables import (
     STAGE_HEADERS,
     TITLES,
@@ -26,7 +27,6 @@ from workbench.report.tables import (
     percent,
     row_cells,
     row_label,
-    stage_cells,
 )
 from workbench.report.viewer import viewer_html
 from workbench.report.what_if import WhatIf, what_if_html, what_if_record
@@ -241,7 +241,7 @@ def _comparison(comparison: Comparison | None, plan: Plan) -> str:
 
 
 def _stages(plan: Plan) -> str:
-    rows = [[cell(text) for text in stage_cells(plan, stage)] for stage in plan.stages]
+    rows = [[cell(text) for text in row] for row in folded_stages(plan)]
     return sortable_table(STAGE_HEADERS, [rows], left=5)
 
 

@@ -14,11 +14,20 @@ MOST_RUNS = 4  # of stages, replicas or ranks that a cell lists
 
 
 def folded_plan_table(plan: Plan) -> Table:
-    """One line per stage; equal ones of several replicas share a line, as do equal units one after another.
+    """The rows of `folded_stages` for the terminal."""
+    table = titled(f"{plan.model.name}, strategy {plan.strategy}", STAGE_HEADERS, key="stages")
+    for row in folded_stages(plan):
+        table.add_row(*row)
+    return table
+
+
+def folded_stages(plan: Plan) -> Sequence[tuple[str, ...]]:
+    """One row per stage, in the order of `STAGE_HEADERS`; equal ones of several replicas share a row, as do
+    equal units one after another.
 
     Units are layers that are gathered for themselves; weights are then those of each.
     """
-    table = titled(f"{plan.model.name}, {plan.made_by}", STAGE_HEADERS, key="stages")
+    rows = []
     for units in _runs(plan, list(_alike(plan).values())):
         first, last = units[0][0], units[-1][0]
         _, module, _, _, _, grid, weights, trainable, microbatches = stage_cells(plan, first)
@@ -29,8 +38,8 @@ def folded_plan_table(plan: Plan) -> Table:
             weights, trainable = (
                 each if each == "0" else f"{len(units)} x {each}" for each in (weights, trainable)
             )
-        table.add_row(_ids(units), module, replicas, layers, ranks, grid, weights, trainable, microbatches)
-    return table
+        rows.append((_ids(units), module, replicas, layers, ranks, grid, weights, trainable, microbatches))
+    return rows
 
 
 def _ids(units: Sequence[Sequence[Stage]]) -> str:

@@ -89,4 +89,5 @@ def _memory(traces: tuple[PageTrace, ...]) -> str:
         return ""
     names = dict.fromkeys("executed" if each.key == "watched" else each.key for each in with_memory)
     key = "".join(f'<span><i style="background:var(--{name})"></i>{name}</span>' for name in names)
+    key += '<span class="faint">on the right, the peak of each rank</span>'
     return f'<h3>Memory held</h3><p class="key">{key}</p><div data-memory></div>'

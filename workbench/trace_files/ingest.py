@@ -282,7 +282,7 @@ def _planned(rank: _Rank, parts: Sequence[Part], plan: Plan) -> list[Action]:
             raise ValueError(
                 f"{rank.recording.path}: rank {rank.rank} recorded {seen[kind]} {kind} of a step (found by "
                 f"{rank.detected.by}), the plan has {planned[kind]}"
-                + ("" if rank.detected.by == ANNOTATED else f"; {HOW_TO_NAME}")
+                + ("" if rank.detected.by == ANNOTATED and seen[kind] else f"; {HOW_TO_NAME}")
             )
     remaining = {kind: iter([action for action in program if action.kind is kind]) for kind in COMPUTE}
     return [STEP if part.kind is Pass.STEP else next(remaining[part.kind]) for part in parts]

@@ -4,6 +4,7 @@ import { byteText } from "./numbers.js";
 import { heldAt } from "./trace_columns.js";
 
 const HEIGHT = 48, GAP = 8; // pixels
+const PEAK = 55; // pixels of its text at most
 const AREA = 0.14; // opacity below a curve
 
 export class MemoryLanes {
@@ -14,12 +15,8 @@ export class MemoryLanes {
   constructor(view, traces) {
     this.view = view;
     this.traces = traces;
-    this.most = 1;
-    for (const { trace } of traces) {
-      for (const { memory } of trace.ofRank.values()) {
-        for (const bytes of memory.bytes) this.most = Math.max(this.most, bytes);
-      }
-    }
+    this.peaks = traces.map(({ trace }) => peaksOf(trace));
+    this.most = Math.max(1, ...this.peaks.flatMap(peaks => [...peaks.values()]));
   }
 
   drawRow(context, row, y, scale, ink) {
@@ -35,6 +32,7 @@ export class MemoryLanes {
       const memory = trace.ofRank.get(row.rank)?.memory;
       if (memory?.time.length) this.#curve(context, memory, trace.end, y, scale, ink[key]);
     }
+    if (!isNarrow) this.#peaks(context, row, y, scale, ink);
     if (this.view.cursor !== null) this.#held(context, row, y, scale, ink);
   }
 
@@ -64,6 +62,16 @@ export class MemoryLanes {
     context.restore();
   }
 
+  // What the rank holds at its peak, in the colour of the curve.
+  #peaks(context, row, y, scale, ink) {
+    context.textAlign = "left";
+    this.traces.forEach(({ key }, place) => {
+      const bytes = this.peaks[place].get(row.rank);
+      context.fillStyle = ink[key];
+      if (bytes) context.fillText(byteText(bytes), scale.right + 5, y + 7 + 14 * place, PEAK);
+    });
+  }
+
   // At the cursor: on its right, or where the picture ends on its left.
   #held(context, row, y, scale, ink) {
     const x = scale.x(this.view.cursor);
@@ -84,4 +92,10 @@ export class MemoryLanes {
       context.fillText(text, at, y + 9 + 14 * place);
     });
   }
+}
+
+// rank -> most bytes that it holds
+function peaksOf(trace) {
+  const peak = ({ memory }) => memory.bytes.reduce((most, bytes) => Math.max(most, bytes), 0);
+  return new Map([...trace.ofRank].map(([rank, lanes]) => [rank, peak(lanes)]));
 }
