@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from workbench.cost.indexer import indexer_flop
 from workbench.cost.recurrence import recurrence_flop
-from workbench.float_sum import float_sum
 from workbench.model.experts import JOIN, LATENT_UP, SHARED, is_of_expert
 from workbench.model.layer import (
     Attention,

@@ -154,7 +154,7 @@ def _readme(target: Target, approximation: Approximation, training: str) -> str:
 
 | | |
 | --- | --- |
-| plan | strategy {plan.strategy}, hash {plan_hash(plan)[:12]} |
+| plan | {plan.made_by}, hash {plan_hash(plan)[:12]} |
 | ranks | {len(plan.ranks)} on {nodes} node(s) of {plan.cluster.nodes[0].device} |
 | predicted step of the plan | {_ms(approximation.step_s)} |
 | predicted step of this folder | {_ms(approximation.becomes_s)} |

@@ -7,8 +7,8 @@ from workbench.memory.activations import ACTIVATIONS, activation_tensors
 from workbench.memory.adapters import inner_width
 from workbench.memory.attended import keys_per_query
 from workbench.memory.block_form import UNSCALED, is_head_major, kept_of_unscaled
-from workbench.memory.indexer import eager_mask_bytes
 from workbench.memory.convolutions import input_width
+from workbench.memory.indexer import eager_mask_bytes
 from workbench.memory.recurrence import eager_recurrence_bytes
 from workbench.memory.scores import score_bytes
 from workbench.memory.setting import INDEX_BYTES, Setting

@@ -3,9 +3,9 @@
 from itertools import pairwise
 
 from workbench.memory.adapters import inner_bytes
-from workbench.memory.indexer import fused_index_bytes
 from workbench.memory.attended import keys_per_query
 from workbench.memory.convolutions import input_width, num_read
+from workbench.memory.indexer import fused_index_bytes
 from workbench.memory.recurrence import fused_recurrence_bytes
 from workbench.memory.setting import INDEX_BYTES, Setting
 from workbench.model.block_modules import reads_alike

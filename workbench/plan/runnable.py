@@ -19,9 +19,8 @@ from workbench.model.trained import adapted_products
 from workbench.plan.boundaries import Boundaries
 from workbench.plan.kernel_heads import CPU, check_kernel_heads
 from workbench.plan.kernels import Kernels
-from workbench.plan.plan import Boundaries, ModuleSettings, Plan, Sharding
-from workbench.plan.runnable_choices import check_choices
 from workbench.plan.plan import ModuleSettings, Plan, Sharding
+from workbench.plan.runnable_choices import check_choices
 from workbench.plan.runnable_degrees import check_degrees
 from workbench.plan.runnable_items import check_segment
 from workbench.plan.stage import Stage

@@ -15,7 +15,7 @@ MOST_RUNS = 4  # of stages, replicas or ranks that a cell lists
 
 def folded_plan_table(plan: Plan) -> Table:
     """The rows of `folded_stages` for the terminal."""
-    table = titled(f"{plan.model.name}, strategy {plan.strategy}", STAGE_HEADERS, key="stages")
+    table = titled(f"{plan.model.name}, {plan.made_by}", STAGE_HEADERS, key="stages")
     for row in folded_stages(plan):
         table.add_row(*row)
     return table

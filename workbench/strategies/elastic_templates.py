@@ -11,9 +11,8 @@ from workbench.cost.node_copy import node_copy_s
 from workbench.elastic.instantiate import Instantiation, fastest
 from workbench.elastic.model_chain import ModelChain, chain_order, model_chain
 from workbench.elastic.node_specification import TemplateSet, plan_templates
-from workbench.elastic.template import Template
-from workbench.float_sum import float_sum
 from workbench.elastic.template import Template, TemplateStage
+from workbench.float_sum import float_sum
 from workbench.job.job import Job
 from workbench.memory.checkpoint_bytes import checkpoint_bytes
 from workbench.memory.layer import StateBytes

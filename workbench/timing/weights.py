@@ -7,8 +7,8 @@ from workbench.cost.collectives import Collective
 from workbench.cost.group_link import ring_link
 from workbench.cost.hardware import Link
 from workbench.cost.model import CostModel
-from workbench.float_sum import float_sum
 from workbench.cost.weight_update import InstanceSums, UpdatedWeights
+from workbench.float_sum import float_sum
 from workbench.model.layer import Parameter
 from workbench.model.trained import trained_parameters
 from workbench.plan.contents import layer_numbers
