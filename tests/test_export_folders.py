@@ -228,7 +228,28 @@ def test_what_cannot_be_said_is_one_line_with_a_nearest_plan(target, job, strate
     assert message.startswith(f"{target} cannot express {part}")
     assert "\n" not in message
     assert "nearest: " in message
-    assert " ms a step" in message
+    assert " ms a step" in message or message.endswith("nearest: the language model alone")
+
+
+@pytest.mark.parametrize(
+    ("target", "job", "nearest"),
+    [
+        ("megatron", "audio", "the language model alone"),  # its towers are other ones
+        ("megatron-bridge", "audio", "the language model alone"),
+        ("torchtitan", "mixtral", "--to torchrun, which runs this one"),  # it has no experts at all
+    ],
+)
+def test_what_no_layouts_change_is_refused_without_a_search(target, job, nearest, monkeypatch):
+    plan, prices = plan_of(JOBS[job], "megatron-islands"), prices_of(JOBS[job])
+
+    def searching(*_: object) -> Plan:
+        raise AssertionError("nothing is to be planned")
+
+    monkeypatch.setattr("workbench.export.approximation.planned", searching)
+    for name, strategy in STRATEGIES.items():
+        monkeypatch.setitem(STRATEGIES, name, replace(strategy, planner=searching))
+    with pytest.raises(ValueError, match=f"nearest: {nearest}"):
+        export(plan, BY_NAME[target], prices)
 
 
 def test_double_precision_has_no_flag(pipeline):

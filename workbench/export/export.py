@@ -1,7 +1,14 @@
 """Create the files of a plan for a target, or explain in one line why that is impossible."""
 
 from workbench.cost.products import ProductFormat
-from workbench.export.approximation import Approximation, Prices, approximated, nearest
+from workbench.export.approximation import (
+    Approximation,
+    Prices,
+    approximated,
+    llm_only,
+    nearest,
+    open_job,
+)
 from workbench.export.folder import FORMAT, MARK, common_files
 from workbench.export.target import Target
 from workbench.plan.plan import Plan
@@ -39,9 +46,15 @@ def _exact(plan: Plan, prices: Prices) -> Approximation:
 
 
 def refusal(plan: Plan, target: Target, part: str, prices: Prices) -> str:
-    """The error line: the part that cannot be expressed, and the nearest alternative."""
-    alternative = nearest(plan, target.alternatives, target.refuses, prices)
+    """The error line: the part that cannot be expressed, and the nearest alternative.
+
+    Where no layouts let the target express what the plan trains, nothing is planned for this line.
+    """
     reason, is_narrow = f"{target.name} cannot express {part}", bool(plan.settings.narrow_products)
+    lacks = target.lacks(plan) is not None
+    if lacks and len(plan.model.modules) > 1 and target.lacks(llm_only(open_job(plan))) is None:
+        return f"{reason}; nearest: the language model alone"
+    alternative = None if lacks else nearest(plan, target.alternatives, target.refuses, prices)
     if alternative is None and is_narrow:
         return f"{reason}; nearest: products {ProductFormat.SAME.value!r} and --to torchrun"
     if alternative is None and (why := refusal_to_run(plan)):
