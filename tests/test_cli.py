@@ -72,6 +72,14 @@ def test_from_job_to_report(plan: Path):
     assert "<svg" in (folder / "report.html").read_text()
 
 
+def test_a_plan_by_the_default_strategy_names_the_search(job: Path, tmp_path: Path) -> None:
+    line = f"by the default strategy; workbench search {job} ranks all"
+    words = ("plan", job, "-o", tmp_path / "plan.json")
+    shown = " ".join(accept(*words).output.split())
+    assert line in shown
+    assert "default strategy" not in accept(*words, "--strategy", "cornstarch").output
+
+
 # the job has two stages
 @pytest.mark.parametrize("strategy", [s for s in PLANNERS if s not in ("fsdp", "hsdp")])
 def test_every_strategy_has_a_name_and_is_deterministic(job: Path, strategy: str):

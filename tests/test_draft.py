@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from sim.predict import predict
 from tests.command_line import accept, workbench
 from tests.job_files import write
 from tests.test_composites import CONFIGS
@@ -17,7 +18,11 @@ from workbench.job.draft import Train, draft, machines_of
 from workbench.job.drafted_batch import WantedBatch
 from workbench.job.job import Job, job_from_spec
 from workbench.job.job_file import parse_spec
-from workbench.plan.plan import Recompute
+from workbench.job.machines import cost_of
+from workbench.plan.plan import Recompute, Sharding
+from workbench.planner.stage_counts import silent
+from workbench.strategies.registry import PLANNERS
+from workbench.timing.accept import accept as accept_plan
 
 ROOT = Path(__file__).parents[1]
 LLAMA_7B: Mapping[str, Any] = {
@@ -29,6 +34,31 @@ LLAMA_7B: Mapping[str, Any] = {
     "vocab_size": 32000,
 }
 LLAMA_70B = {**LLAMA_7B, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80}
+DEEPSEEK_V3 = {
+    "model_type": "deepseek_v3",
+    "vocab_size": 129280,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 3,
+}
+QWEN3_235B = {
+    "model_type": "qwen3_moe",
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "moe_intermediate_size": 1536,
+    "num_hidden_layers": 94,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+}
 SMALL_TIED = {**LLAMA_7B, "hidden_size": 64, "num_hidden_layers": 2, "tie_word_embeddings": True}
 
 
@@ -132,6 +162,52 @@ def test_experts_are_on_more_stages_before_they_are_cut() -> None:
     job = job_from_spec(parse_spec(made.text, where="draft"), folder=ROOT)
     assert (job.layouts, job.replicas) == ((), 4)
     assert len(job.batch) == 4 * 4 * 16
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "replicas", "ep", "recompute"),
+    [
+        pytest.param(DEEPSEEK_V3, 128, 1, 1, Recompute.NONE, id="no-degree-fits"),
+        pytest.param(DEEPSEEK_V3, 256, 16, 16, Recompute.BLOCKS, id="more-state-beside-less"),
+        pytest.param(DEEPSEEK_V3, 512, 32, 32, Recompute.NONE, id="room"),
+        pytest.param(DEEPSEEK_V3, 1024, 64, 32, Recompute.NONE, id="more-replicas"),
+        pytest.param(QWEN3_235B, 64, 1, 1, Recompute.NONE, id="too-few-gpus"),
+        pytest.param(QWEN3_235B, 128, 8, 8, Recompute.NONE, id="shallower"),
+    ],
+)
+def test_experts_that_fill_many_stages_are_distributed(
+    model: Mapping[str, Any], gpus: int, replicas: int, ep: int, recompute: Recompute, tmp_path: Path
+) -> None:
+    """654 of DeepSeek-V3's 671 billion weights are of experts. A weight takes 6 bytes, its optimizer 12.
+
+    With ep 32 and as many shares of the optimizer, 654 x 18 / 32 + 17 x (6 + 12 / 32) GB are 477: ten stages
+    of 48 GB, to which activations add some; with ep 16 they are 850, 18 stages. Beside recomputed blocks 64
+    GB are for state, and 850 GB fit on 14 stages.
+    """
+    job, text = drafted(tmp_path, model, f"{gpus}xH100", text_tokens=1024)
+    spec = yaml.safe_load(text)
+    degree = spec.get("layouts", {}).get("llm", {}).get("ep", 1)
+    found = (spec["batch"]["replicas"], degree, job.settings.of("llm").recompute)
+    assert found == (replicas, ep, recompute)
+    assert (f"# llm: its layout has ep {ep}, as whole experts take more than 32 stages" in text) == (ep > 1)
+    if ep > 1:
+        assert job.settings.of("llm").sharding is Sharding.OPTIMIZER
+        assert all(layout.tp == 1 and layout.pp is None for layout in job.layouts)
+
+
+def test_distributed_experts_are_planned_in_memory_and_faster_than_whole_ones(tmp_path: Path) -> None:
+    """Samples a second of the default strategy, three times as many and more."""
+    job, text = drafted(tmp_path, QWEN3_235B, "128xH100", text_tokens=1024)
+    spec = yaml.safe_load(text)
+    del spec["layouts"]
+    spec["batch"]["replicas"] = 1
+    whole = job_from_spec(parse_spec(yaml.safe_dump(spec), where="whole"), folder=tmp_path)
+    cost = cost_of(job, None, None)
+    draft_s, whole_s = (
+        predict(*accept_plan(PLANNERS["cornstarch"](each, cost, silent)), cost).iteration_s
+        for each in (job, whole)
+    )
+    assert 3 * draft_s < whole_s
 
 
 def test_a_draft_fixes_no_degree_that_it_does_not_need(tmp_path: Path) -> None:

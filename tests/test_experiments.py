@@ -149,6 +149,15 @@ def test_failed_claim_is_off_though_all_rows_agree():
     assert "it wins FAILS" in record.table(outcome)
 
 
+def test_a_script_with_claims_alone_counts_them():
+    """It has no rows whose verdicts could be counted."""
+    claims = [Claim("it wins", False), Claim("it ends", True), Claim("it starts", True)]
+    last = record.table(outcome_of("p/t", [Evidence(paper=[], ours={}, claims=claims)])).splitlines()[-1]
+    assert last == "p/t: OFF (2 claims hold, 1 claims fail)"
+    rows = record.table(outcome_of("p/t", [Evidence(paper=[HUNDRED], ours={"printed/x": 100.0})]))
+    assert rows.splitlines()[-1] == "p/t: ok (1 ok)"
+
+
 def test_worst_verdict_wins():
     numbers = [PaperNumber(f"printed/{k}", 1.0, "s", "T", 0.1) for k in "abc"]
     ours = {"printed/a": 1.0, "printed/b": 2.0}

@@ -9,7 +9,7 @@ import pytest
 from rich.table import Table
 
 from sim.predict import predict, prices_of, step_s
-from tests.command_line import answered, workbench
+from tests.command_line import answered, refuse, workbench
 from tests.vlm_job import H100, VLM, planned, side, vlm_job
 from workbench.cost.collectives import Collective
 from workbench.cost.hardware import uniform
@@ -319,6 +319,14 @@ def test_layouts_that_no_strategy_takes_are_changed_by_moves(job: Job, tmp_path:
     note = "changes are those of a joint search, as megatron-heterogeneous cannot plan these layouts: "
     assert found["note"].startswith(note + "the layout needs 12 ranks")
     assert any(change["kind"] == "memory" for change in found["changes"]["slower"])
+
+
+def test_a_budget_also_ends_the_planning_of_a_job(tmp_path: Path) -> None:
+    """With the best plan so far, or a line that says that there is none yet."""
+    spec = tmp_path / "vlm.yaml"
+    spec.write_text(VLM.partition("layouts:")[0] + "profile: H100\n")
+    line = "--budget ended before dip had a plan; want more time, or a plan file"
+    refuse("explain", spec, "--strategy", "dip", "--budget", "0", words=line, folder=tmp_path)
 
 
 def test_bad_input_is_one_line(job: Job, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from workbench.job.module_layout import ModuleLayout
 from workbench.memory.account import peak_bytes
 from workbench.plan.codec import plan_hash
 from workbench.plan.plan import Plan
+from workbench.planner.budget import Budget
 from workbench.planner.plan_layouts import Placing
 from workbench.planner.stage_counts import PlannerStopped, Progress, silent
 from workbench.report.joint_tables import move_text
@@ -125,7 +126,7 @@ def test_a_change_that_does_not_fit_stands_apart(job: Job) -> None:
 def test_time_ends_the_changes_also_within_a_planner(job: Job) -> None:
     """The clock runs out at its seventh reading; the rest is counted and not tried."""
     plan, todo, readings = planned(job), tuple(neighbours(job)), iter(range(1000))
-    hurried = judge(seconds_left=lambda: 6.0 - next(readings))
+    hurried = judge(budget=Budget(6.0, lambda: next(readings)))
     found = tried(plan, Origin(job, "cornstarch", is_exact=True), todo, hurried)
     done = found.num_simulated + found.num_same + len(found.refused)
     assert 0 < done < len(todo)
@@ -148,7 +149,7 @@ def test_a_planner_that_takes_long_leaves_time_to_others(job: Job) -> None:
             return PLANNERS["encoders-replicated"](job, cost, silent)
 
     planners = {"dip": endless, "entrain": handing_over, "cornstarch": PLANNERS["cornstarch"]}
-    hurried = replace(judge(seconds_left=lambda: left_s[0]), planners=planners)
+    hurried = replace(judge(budget=Budget(60.0, lambda: 60.0 - left_s[0])), planners=planners)
     cheap, *_ = changes = tuple(neighbours(job, ["dip", "entrain"]))
     todo = (*(each for each in changes if each.strategy is not None), cheap)
     found = tried(plan, Origin(job, "cornstarch", is_exact=True), todo, hurried)

@@ -13,7 +13,7 @@ from experiments.doors.targets import CHECKED, Folder, refusals, shell_arguments
 from sim.predict import predict
 from workbench.cost.model import CostModel
 from workbench.cost.products import ProductFormat
-from workbench.export.approximation import MOST_REPORTS, Alternative, nearest
+from workbench.export.approximation import Alternative, nearest
 from workbench.export.decoder import decoder_of
 from workbench.export.export import export
 from workbench.export.folder import FORMAT, MARK, ranks_by_node
@@ -26,6 +26,7 @@ from workbench.job.machines import cost_of
 from workbench.job.notations.layout_string import stage_layers_of
 from workbench.job.other_layouts import with_layouts
 from workbench.plan.plan import ModuleSettings, Plan, Precision, Recompute, Sharding
+from workbench.planner.budget import Budget
 from workbench.planner.stage_counts import Progress
 from workbench.schedule.choice import Schedule, ScheduleKind, usual
 from workbench.schedule.sharded import ReshardAfter
@@ -54,8 +55,8 @@ def plan_of(job: Job, strategy: str) -> Plan:
     return STRATEGIES[strategy].planner(job, cost_of(job, None, None), lambda *_: None)
 
 
-def test_the_nearest_plan_of_a_refusal_is_not_searched_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says a plan that the target takes; which one is the fastest of all is not asked."""
+def test_the_nearest_plan_of_a_refusal_is_searched_within_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that every report moves by a second: what was found until then is named."""
     job = with_layouts(load_job("examples/valm.yaml"), ())
     reports: list[float] = []
     colocated = STRATEGIES["megatron-colocated"]
@@ -72,9 +73,10 @@ def test_the_nearest_plan_of_a_refusal_is_not_searched_to_the_end(monkeypatch: p
     monkeypatch.setitem(STRATEGIES, "megatron-colocated", replace(colocated, planner=counting))
     reports.clear()
     alternative = Alternative(words="it", strategy="megatron-colocated")
-    found = nearest(plan_of(job, "disttrain"), [alternative], lambda plan: None, prices_of(job))
+    plan, budget = plan_of(job, "disttrain"), Budget(50.0, lambda: float(len(reports)))
+    found = nearest(plan, [alternative], lambda plan: None, prices_of(job), budget)
     assert found is not None
-    assert len(reports) == MOST_REPORTS < whole
+    assert len(reports) == 51 < whole
 
 
 @pytest.fixture(scope="module")
@@ -279,7 +281,28 @@ def test_what_cannot_be_said_is_one_line_with_a_nearest_plan(target, job, strate
     assert message.startswith(f"{target} cannot express {part}")
     assert "\n" not in message
     assert "nearest: " in message
-    assert " ms a step" in message
+    assert " ms a step" in message or message.endswith("nearest: the language model alone")
+
+
+@pytest.mark.parametrize(
+    ("target", "job", "nearest"),
+    [
+        ("megatron", "audio", "the language model alone"),  # its towers are other ones
+        ("megatron-bridge", "audio", "the language model alone"),
+        ("torchtitan", "mixtral", "--to torchrun, which runs this one"),  # it has no experts at all
+    ],
+)
+def test_what_no_layouts_change_is_refused_without_a_search(target, job, nearest, monkeypatch):
+    plan, prices = plan_of(JOBS[job], "megatron-islands"), prices_of(JOBS[job])
+
+    def searching(*_: object) -> Plan:
+        raise AssertionError("nothing is to be planned")
+
+    monkeypatch.setattr("workbench.export.approximation.planned", searching)
+    for name, strategy in STRATEGIES.items():
+        monkeypatch.setitem(STRATEGIES, name, replace(strategy, planner=searching))
+    with pytest.raises(ValueError, match=f"nearest: {nearest}"):
+        export(plan, BY_NAME[target], prices)
 
 
 def test_double_precision_has_no_flag(pipeline):

@@ -1,8 +1,10 @@
 """No failure of an export loses weights that were trained."""
 
 import shutil
+import subprocess
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,8 +14,18 @@ from torch import Tensor
 
 from runtime.models.choose import adapter_of
 from runtime.models.weights import weights_of
-from runtime.state.weights_export import WHOLE, check_export, exporting, start_export, write_part
+from runtime.state.save_folder import LOCK
+from runtime.state.weights_export import (
+    WHOLE,
+    check_export,
+    exporting,
+    finish_export,
+    part_folder,
+    start_export,
+    write_part,
+)
 from runtime.step.stage_module import build_stage_module
+from runtime.world.owner import _start_of, this_process
 from tests.test_checkpoint_attacks import files_of_at_most
 from tests.test_export import tensors_of
 from tests.test_lora_run import two_stages
@@ -111,6 +123,28 @@ def test_complete_parts_of_a_run_that_was_killed_are_kept(tmp_path: Path) -> Non
     with pytest.raises(ValueError, match="holds the weights of an earlier run"):
         start_export(target, plan.model)
     assert_same(tensors_of(tmp_path / "out.trained"), held)
+
+
+def test_a_second_run_does_not_touch_the_parts_of_the_first(tmp_path: Path) -> None:
+    """It is refused before its work; once the first has ended, it takes over."""
+    plan, target = plan_of(), tmp_path / "out"
+    start_export(target, plan.model)
+    write_part(target, "llm", 0, {"x": torch.zeros(1)})
+    with subprocess.Popen(["sleep", "60"]) as first:
+        owner = replace(this_process(), pid=first.pid, start=_start_of(first.pid) or 0)
+        (part_folder(target) / LOCK).write_text(owner.as_json())
+        before = sorted(part_folder(target).rglob("*"))
+        with pytest.raises(ValueError, match=r"out\.part is being written to by .*; want another folder"):
+            check_export(target, plan.model, None, F32)
+        with pytest.raises(ValueError, match=r"out\.part is being written to by .*; want another folder"):
+            start_export(target, plan.model)
+        assert sorted(part_folder(target).rglob("*")) == before
+        first.kill()
+    start_export(target, plan.model)
+    held = write_parts(plan, target)
+    finish_export(target, plan.model)
+    assert_same(tensors_of(target), held)
+    assert not list(target.rglob(LOCK))
 
 
 def test_too_little_space_is_found_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

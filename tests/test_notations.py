@@ -298,3 +298,10 @@ def test_the_command_takes_and_gives_notations(tmp_path: Path) -> None:
     refused = run(app, ["layout", str(job), "-o", str(tmp_path / "x" / "y.yaml")])
     assert refused.exit_code == 2
     assert "a job's paths are relative to it" in refused.stderr
+
+
+def test_a_job_s_own_notation_shows_settings_beside_degrees() -> None:
+    """An export from a job with sharded optimizer state is not shown without it."""
+    shown = CliRunner().invoke(app, ["layout", str(EXAMPLE.parent / "moe-vlm-64-h100" / "job.yaml")])
+    llm = yaml.safe_load(shown.stdout)["layouts"]["llm"]
+    assert llm == {"sharding": "optimizer", "pp": 4, "ep": 8}

@@ -14,6 +14,7 @@ from workbench.job.job import load_job
 from workbench.job.machines import cost_of
 from workbench.model.trainable import Trainable
 from workbench.plan.flop import model_flop
+from workbench.planner.budget import starting_now
 from workbench.planner.stage_counts import OUT_OF_TIME, PlannerStopped, silent
 from workbench.report.search_tables import fits_text, layout_record, search_record, search_table
 from workbench.report.table_rows import rows_of
@@ -87,7 +88,8 @@ def test_strategies_share_a_budget_and_hand_over_their_best_plans_at_its_end():
 
     planners = {"best": searching("best", 1), "none": searching("none", 50), "quick": cornstarch.plan}
     found = {
-        c.strategy: c for c in search(job(), cost(), planners, predict, Watch(budget_s=9.0, clock=clock))
+        c.strategy: c
+        for c in search(job(), cost(), planners, predict, Watch(budget=starting_now(9.0, clock)))
     }
     assert told == {"best": 3, "none": 2}  # the first report later than 3 s, and than half of the rest
     assert [found[name].is_stopped for name in planners] == [True, True, False]

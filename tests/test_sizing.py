@@ -234,3 +234,15 @@ def test_a_budget_wants_a_price(path: Path) -> None:
     path.write_text(path.read_text().replace("  dollars_per_gpu_hour: 2.0\n", ""))
     done = size(path, "--tokens", 1e9, "--budget-dollars", 100)
     assert "--budget-dollars wants cluster.dollars_per_gpu_hour" in done.stderr
+
+
+def test_a_budget_ends_planning_for_every_number_of_gpus(path: Path) -> None:
+    """Each strategy hands over its best plan so far, or has none in time."""
+    flags = ("--samples", "2e6", "--deadline", "52w", "--gpus", "1", "--gpus", "2", "--no-cache", "--json")
+    whole, hurried = (size(path, *flags, *budget) for budget in ((), ("--budget", "0.001s")))
+    assert json.loads(whole.stdout)["tried"]
+    assert "stopped by --budget" not in whole.stderr
+    assert "1 GPUs: stopped by --budget, with the best plan so far: " in hurried.stderr
+    refused = size(path, *flags, "--budget", "0")
+    assert refused.exit_code == 2
+    assert "size: want --budget > 0, got 0; nearest: 1s" in refused.stderr

@@ -20,10 +20,11 @@ from workbench.model.trainable import Trainable
 from workbench.plan.check import check
 from workbench.plan.deadlock import check_deadlock
 from workbench.plan.lower import lower
-from workbench.planner.assembly import draft_plan, layout_of
+from workbench.planner.assembly import SHARING, draft_plan, layout_of
 from workbench.planner.layer_cost import layer_costs
 from workbench.schedule.action import Pass
 from workbench.strategies import cornstarch, encoders_colocated, encoders_replicated
+from workbench.strategies.registry import BY_NAME
 from workbench.timing.price import price
 
 STRATEGIES = (
@@ -160,6 +161,17 @@ def test_searched_counts_beat_or_equal_every_other_choice():
         other = lower(cornstarch.plan(job(*counts, batch=open_job.batch), cost()))
         other_s = simulate(other, price(other, cost()).duration_s).iteration_s
         assert best_s <= other_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("ranks", "named"), [(4, True), (3, True), (1, False)])
+def test_modules_that_would_fit_on_shared_ranks_are_told_of_strategies_that_share_them(
+    ranks: int, named: bool
+) -> None:
+    """Of seven ranks the largest module takes three."""
+    with pytest.raises(ValueError, match="the layout needs 7 ranks") as refused:
+        cornstarch.plan(replace(job(), max_ranks=ranks), cost())
+    assert str(refused.value).endswith(SHARING) == named
+    assert all(name in BY_NAME for name in SHARING.rpartition(": ")[2].split(", "))
 
 
 @pytest.mark.parametrize(

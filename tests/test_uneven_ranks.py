@@ -7,6 +7,7 @@ import pytest
 
 from sim.predict import predict_within
 from tests.command_line import workbench
+from workbench.explain import idle
 from workbench.explain.idle import IdleCause, idle_time
 from workbench.explain.uneven_ranks import LEAST, uneven_ranks
 from workbench.job.job import load_job
@@ -42,7 +43,7 @@ def hint(job_path: Path, strategy: str, best: float = 1.0) -> str | None:
     cost = cost_of(job, None, None)
     lowered, memory = accept(PLANNERS[strategy](job, cost, lambda *_: None))
     trace = predict_within(lowered, memory, cost)
-    line = uneven_ranks(lowered.plan, trace, job, cost, best * trace.iteration_s)
+    line = uneven_ranks(lowered.plan, trace, job, cost, best_s=best * trace.iteration_s)
     if line is not None:
         waited_s = sum(p.seconds for p in idle_time(lowered, trace) if p.cause is IdleCause.RANKS)
         assert f"wait {waited_s / RANKS / trace.iteration_s:.0%} of the step" in line
@@ -95,3 +96,14 @@ def test_an_explanation_says_the_same_also_without_the_job(tmp_path: Path) -> No
         if "--joint" in line
     ]
     assert lines == [f"workbench: warning: {hint(job, 'fsdp')}"] * 2
+
+
+def test_an_explanation_computes_idle_time_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For its table and for the hint."""
+    job, plan, computed = job_file(tmp_path, UNEVEN), tmp_path / "plan.json", []
+    assert workbench("plan", job, "--strategy", "fsdp", "--judge", "planner", "-o", plan).exit_code == 0
+    means_s = idle._mean_s
+    monkeypatch.setattr(idle, "_mean_s", lambda times: computed.append(times) or means_s(times))
+    shown = workbench("explain", plan, "--changes", "0")
+    assert "ranks wait " in shown.stderr
+    assert len(computed) == 1

@@ -20,7 +20,8 @@ class StepMetrics:
         bubble_fraction: mean over ranks of the time in which a rank computes nothing.
         imbalance: busiest rank's compute time over the mean of all ranks, >= 1.
         exposed_communication_s: mean over ranks of the time in which a rank computes nothing
-            while a message to it is on its way or its gradients are reduced.
+            while a message to it is on its way or its gradients are reduced; collectives inside layers,
+            such as those of tensor parallelism, are part of their passes.
         peak_bytes: of the fullest rank; None for a trace without memory samples.
     """
 

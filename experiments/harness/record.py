@@ -160,8 +160,11 @@ def _lines(outcome: Outcome) -> Iterator[str]:
         yield f"idle cause: nothing of {pattern} is off or fails"
     for note in outcome.notes:
         yield f"note: {note}"
-    counts = ", ".join(f"{outcome.count(v)} {v}" for v in Verdict if outcome.count(v))
-    yield f"{outcome.script}: {outcome.verdict} ({counts})"
+    counts = [f"{outcome.count(v)} {v}" for v in Verdict if outcome.count(v)]
+    for what, holds in (("hold", True), ("fail", False)):
+        if number := sum(claim.holds is holds for claim in outcome.claims):
+            counts.append(f"{number} claims {what}")
+    yield f"{outcome.script}: {outcome.verdict} ({', '.join(counts) or 'nothing compared'})"
 
 
 def _row_line(row: OutcomeRow, width: int) -> str:

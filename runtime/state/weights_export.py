@@ -17,7 +17,7 @@ from runtime.models.adapter_files import PREFIX, by_file, check_origin, finish_a
 from runtime.models.choose import adapter_of
 from runtime.models.stored_tensors import as_stored, write_tensors
 from runtime.models.weights import files_of, stored_in
-from runtime.state.save_folder import check_space
+from runtime.state.save_folder import check_space, give_back, refuse_writer, take
 from workbench.model.checkpoint import CONFIG, INDEX, SINGLE, composite_of
 from workbench.model.composites.composite import Parts
 from workbench.model.hf_config import read_config
@@ -81,6 +81,7 @@ def finish_export(target: Path, model: ModelGraph, origin: Path | None = None) -
     refuse_taken(target)
     parts = part_folder(target)
     shards = _finish_modules(parts, model)
+    give_back(parts)
     composite = None if origin is None else composite_of(origin)
     if origin is None or composite is None:
         parts.rename(target)
@@ -97,9 +98,11 @@ def check_export(target: Path, model: ModelGraph, origin: Path | None, dtype: to
         dtype: of the weights.
 
     Raises:
-        ValueError: a folder that is not new, too little space, adapters of a composite's checkpoint.
+        ValueError: a folder that is not new, or that another run writes, too little space, adapters of a
+            composite's checkpoint.
     """
     refuse_taken(target)
+    refuse_writer(part_folder(target))
     num_bytes = model.num_parameters * dtype.itemsize
     if origin is not None and composite_of(origin) is not None:
         check_origin(model.modules, str(origin))
@@ -111,13 +114,17 @@ def start_export(target: Path, model: ModelGraph) -> None:
     """Refuse a folder that is not empty, and delete parts of an interrupted export, or keep complete ones.
 
     One process calls it before the others write. The folder for the parts is created here, so that an
-    unwritable location is refused before the work.
+    unwritable location is refused before the work, and is that process's own until the export ends.
+
+    Raises:
+        ValueError: `target` is taken, or another process's parts are being written.
     """
     parts = part_folder(target)
     if parts.exists():
+        take(parts)
         _keep_or_drop(target, model)
     refuse_taken(target)
-    parts.mkdir(parents=True)
+    take(parts)
 
 
 @contextmanager
@@ -159,6 +166,7 @@ def _keep_or_drop(target: Path, model: ModelGraph) -> None:
         return
     with suppress(OSError, ValueError):
         _finish_modules(parts, model)  # where what failed came before
+    give_back(parts)
     parts.rename(kept)
     is_read = all((kept / module.name / CONFIG).is_file() for module in model.modules)
     form = "--weights reads them" if is_read else "each stage is a file of safetensors"

@@ -1,11 +1,11 @@
 """Commands that explain step times: explain, diff."""
 
 from pathlib import Path
-from time import monotonic
 from typing import Annotated, NamedTuple
 
 import typer
 
+from workbench.cli.budgets import planned_within, stopped_text
 from workbench.cli.console import print_result, warn
 from workbench.cli.job_reading import read_job
 from workbench.cli.judging import Strategy, planners_by
@@ -27,9 +27,9 @@ from workbench.job.machines import cost_of, under
 from workbench.job.matching import check_job, cost_of_file
 from workbench.plan.codec import read_plan
 from workbench.plan.plan import Plan
+from workbench.planner.budget import Budget, starting_now
 from workbench.planner.judged import JudgedBy
 from workbench.planner.plan_layouts import Placing
-from workbench.planner.stage_counts import silent
 from workbench.report.explained import (
     account_tables,
     changes_tables,
@@ -71,7 +71,7 @@ def explain_command(
     profile: PlanProfile = None,
     execution: ExecutionFile = None,
     changes: Annotated[int, typer.Option(min=0, help="number of changes to show; 0: try none")] = 5,
-    budget: Annotated[str, typer.Option(help="time for trying changes")] = DEFAULT_BUDGET,
+    budget: Annotated[str, typer.Option(help="time for planning, and for trying changes")] = DEFAULT_BUDGET,
     as_json: Json = False,
 ) -> None:
     """Explain the step time of a plan, and find changes that make it shorter.
@@ -81,19 +81,21 @@ def explain_command(
     """
     from sim.predict import predict_within, prices_of, step_s
 
-    budget_s = time_limit_s(budget, "--budget")
-    inputs = _inputs_of(plan, strategy, job, profile, execution)
+    time = starting_now(time_limit_s(budget, "--budget"))
+    inputs = _inputs_of(plan, strategy, job, profile, execution, time)
     lowered, memory = accept(inputs.plan)
     trace = predict_within(lowered, memory, inputs.cost)
     account = account_of(lowered, trace, inputs.cost, prices_of)
     if inputs.job is not None:
         for line in warnings_of(inputs.plan, inputs.job):
             warn(line)
-    hint = uneven_ranks(inputs.plan, trace, inputs.job or open_job(inputs.plan), inputs.cost)
+    hint = uneven_ranks(
+        inputs.plan, trace, inputs.job or open_job(inputs.plan), inputs.cost, idle=account.idle
+    )
     if hint is not None:
         warn(hint)
     attempted, note = (
-        _changes(inputs, budget_s, quiet=as_json) if changes else (None, "no changes tried: --changes 0")
+        _changes(inputs, time, quiet=as_json) if changes else (None, "no changes tried: --changes 0")
     )
     by_span = sorted(sensitivities(lowered, inputs.cost, step_s), key=lambda sensitivity: -sensitivity.span_s)
     explanation = Explanation(
@@ -116,7 +118,12 @@ def explain_command(
 
 
 def _inputs_of(
-    file: Path, strategy: Strategy | None, job: Path | None, profile: str | None, execution: Path | None
+    file: Path,
+    strategy: Strategy | None,
+    job: Path | None,
+    profile: str | None,
+    execution: Path | None,
+    budget: Budget,
 ) -> _ExplainInputs:
     if file.suffix not in JOB_SUFFIXES:
         return _inputs_of_plan(file, strategy, job, profile, execution)
@@ -124,12 +131,12 @@ def _inputs_of(
         raise ValueError(f"explain: {file} is a job file; want no --job, or a plan file")
     planned_job = read_job(file)
     cost = cost_of(planned_job, profile, execution)
-    chosen_strategy = strategy or DEFAULT_STRATEGY
-    return _ExplainInputs(
-        planners_by(JudgedBy.SIMULATOR, [chosen_strategy])[chosen_strategy](planned_job, cost, silent),
-        cost,
-        planned_job,
-    )
+    name = strategy or DEFAULT_STRATEGY
+    planner = planners_by(JudgedBy.SIMULATOR, [name])[name]
+    plan, is_stopped = planned_within(budget, name, planner, planned_job, cost)
+    if is_stopped:
+        warn(stopped_text([name]))
+    return _ExplainInputs(plan, cost, planned_job)
 
 
 def _inputs_of_plan(
@@ -147,7 +154,7 @@ def _inputs_of_plan(
     return _ExplainInputs(plan, under(cost_of_file(file, plan, profile), execution), None)
 
 
-def _changes(inputs: _ExplainInputs, budget_s: float, *, quiet: bool) -> tuple[Changes, str]:
+def _changes(inputs: _ExplainInputs, budget: Budget, *, quiet: bool) -> tuple[Changes, str]:
     """Outcome of trying the plan's neighbours, and a note for the user.
 
     Neighbours of a plan that its strategy cannot make again, such as a joint search's, are moves of a joint
@@ -157,14 +164,11 @@ def _changes(inputs: _ExplainInputs, budget_s: float, *, quiet: bool) -> tuple[C
 
     name = replanned_by(inputs.plan)
     planners = planners_by(JudgedBy.SIMULATOR, (*PLANNERS, name))
-    end_s = monotonic() + budget_s
-    judge = Judge(
-        planners=planners, cost=inputs.cost, step_s=step_s, seconds_left=lambda: end_s - monotonic()
-    )
+    judge = Judge(planners=planners, cost=inputs.cost, step_s=step_s, budget=budget)
     if inputs.plan.strategy == JOINT:
         return _moves_tried(inputs, judge, quiet=quiet), ""
     try:
-        origin = origin_of(inputs.plan, inputs.cost, planners[name], inputs.job)
+        origin = origin_of(inputs.plan, inputs.cost, planners[name], inputs.job, budget)
     except ValueError as error:
         note = f"changes are those of a joint search, as {name} cannot plan these layouts: {error}"
         return _moves_tried(inputs, judge, quiet=quiet), note

@@ -3,6 +3,7 @@
 from contextlib import suppress
 from pathlib import Path
 
+from workbench.calibrate.beyond_sheet import beyond_sheet
 from workbench.cli.console import warn
 from workbench.cost.device_names import may_be
 from workbench.cost.profile import load_profile
@@ -14,8 +15,8 @@ from workbench.model.model_graph import ModelGraph
 from workbench.plan.kernel_heads import CPU
 
 
-def read_job(path: Path, *, sizes: SizesRead | None = None, seed: int = 0) -> Job:
-    """Read a job file; warn of misspelt keys of models, a skewed batch, and another device's profile.
+def read_job(path: Path, *, sizes: str | None = None, seed: int = 0, tiling: Tiling = Tiling.NONE) -> Job:
+    """Read a job file; warn of misspelt keys of models, a skewed batch, another device's profile, and units.
 
     Args:
         sizes, seed: of samples in place of the file's, see `with_sizes`; None: the file's.
@@ -26,6 +27,8 @@ def read_job(path: Path, *, sizes: SizesRead | None = None, seed: int = 0) -> Jo
     job = load_job(path)
     warn_of_misspelt_keys(job.model)
     _warn_of_profile(job)
+    for line in beyond_sheet(job):
+        warn(line)
     if sizes is not None:
         job = with_sizes(job, sizes.source, seed=seed, tiling=sizes.tiling, pack_tokens=sizes.pack_tokens)
     warn_of_batch(job, sizes if sizes is not None else sizes_of(path))

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from workbench.bounded_file import MOST_BYTES, read_bounded
+from workbench.cli.budgets import budget_s
 from workbench.cli.console import print_result, warn
 from workbench.cli.judging import Strategy
 from workbench.cli.searching import Criterion, draw
@@ -47,7 +47,6 @@ from workbench.search.objectives.objective import Objective
 from workbench.strategies.registry import BY_NAME
 from workbench.termination import noting
 from workbench.timing.accept import accept
-from workbench.units import time_limit_s
 from workbench.whole_file import check_writable, write_text
 
 DEFAULT_BUDGET = "60s"
@@ -93,12 +92,7 @@ class JointFlags:
     @property
     def budget_s(self) -> float:
         """Seconds for planning; infinite where no budget is given, ValueError where it is no time."""
-        if self.budget is None:
-            return inf
-        budget_s = time_limit_s(self.budget, "--budget")
-        if not 0 < budget_s < inf:
-            raise ValueError(f"search: want --budget > 0, got {self.budget}; nearest: 1s")
-        return budget_s
+        return budget_s(self.budget, "search")
 
     @property
     def worker_spec(self) -> WorkerSpec:

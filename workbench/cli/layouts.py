@@ -10,7 +10,7 @@ from workbench.cli.console import emit_json, show
 from workbench.cli.job_reading import read_job
 from workbench.cli.options import Json
 from workbench.job.notations.job_layouts import Notation, write_layouts
-from workbench.job.notations.layout_file import content_of, job_with_layouts, placing_of
+from workbench.job.notations.layout_file import content_of, job_with_layouts, placing_of, with_settings_of
 from workbench.plan.codec import FORMAT
 from workbench.strategies.encoder_placement import MEANT, with_layout_file
 from workbench.whole_file import check_writable, write_text
@@ -42,6 +42,8 @@ def layout_command(
         placing = placing_of(content_of(notation))
         strategy = {} if placing is None else {"strategy": MEANT[placing].name}
     layouts = write_layouts(loaded_job, to)
+    if to is Notation.JOB:
+        layouts = {"layouts": with_settings_of(job, layouts["layouts"])}
     if output is not None:
         check_writable(output, notation, *(() if to is Notation.JOB else (job,)))
         content = job_with_layouts(job, output, layouts["layouts"]) if to is Notation.JOB else layouts

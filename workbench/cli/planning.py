@@ -147,7 +147,13 @@ class PlanInputs:
 def plan_command(
     job: Annotated[Path, typer.Argument(help="job file", metavar="JOB")],
     output: Annotated[Path, typer.Option("-o", "--output", help="plan file to write")],
-    strategy: Annotated[Strategy, typer.Option(help="parallelization strategy")] = DEFAULT_STRATEGY,
+    strategy: Annotated[
+        Strategy | None,
+        typer.Option(
+            help=f"parallelization strategy; default: {DEFAULT_STRATEGY}, which may be slower than others: "
+            "`search` ranks all"
+        ),
+    ] = None,
     schedule: Annotated[
         ScheduleKind | None, typer.Option(help="pipeline schedule; replaces the one in the job")
     ] = None,
@@ -161,7 +167,8 @@ def plan_command(
     inputs.check_seed({"--sizes": inputs.sizes is not None})
     if inputs.sizes is not None and data is not None:
         raise ValueError("plan: --sizes and --data both bring samples; want one of them")
-    planned_job = inputs.job(job, strategy)
+    name = strategy or DEFAULT_STRATEGY
+    planned_job = inputs.job(job, name)
     if schedule is not None:
         planned_job = replace(planned_job, schedule=usual(schedule))
     cost = inputs.cost(planned_job)
@@ -169,14 +176,14 @@ def plan_command(
         from runtime.data.dataset import with_data
 
         planned_job = with_data(planned_job, data)
-    with ticking(f"planning {strategy}", None, quiet=as_json) as ticker:
+    with ticking(f"planning {name}", None, quiet=as_json) as ticker:
 
         def progress(done: int, total: int, best_s: float) -> None:
             ticker.at(done, total, f"best so far {milliseconds(best_s)}" if best_s < float("inf") else "")
 
-        result = planners_by(judge, [strategy])[strategy](planned_job, cost, progress)
+        result = planners_by(judge, [name])[name](planned_job, cost, progress)
     accept(result)
-    if BY_NAME[strategy].batch_level:
+    if BY_NAME[name].batch_level:
         warning = too_small(planned_job, cost, len(result.ranks) // planned_job.replicas)
         if warning is not None:
             warn(warning)
@@ -189,12 +196,9 @@ def plan_command(
         "strategy": result.strategy,
         "run_refusal": refusal or None,
     }
-    read = None if data is not None else inputs.read_sizes or sizes_of(job)
-    lines = [f"written to {output}, hash {plan_hash(result)[:12]}"]
-    if read is not None and read.pack_tokens is not None:
-        record["packed"] = packed_record(planned_job.batch, read.pack_tokens)
-        lines.insert(0, packed_line(record["packed"]))
-    print_result(record, _stages(result), *lines, as_json=as_json)
+    written = f"written to {output}, hash {plan_hash(result)[:12]}"
+    others = () if strategy else (f"by the default strategy; workbench search {job} ranks all",)
+    print_result(record, _stages(result), written, *others, as_json=as_json)
 
 
 def _stages(plan: Plan) -> Table:

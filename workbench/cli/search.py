@@ -24,6 +24,7 @@ from workbench.cli.searching import (
 from workbench.job.job import Job
 from workbench.plan.codec import loads
 from workbench.plan.plan import Plan
+from workbench.planner.budget import Budget, starting_now
 from workbench.planner.judged import JudgedBy
 from workbench.planner.strategy_spec import Planner
 from workbench.report.progress import ticking
@@ -104,8 +105,8 @@ def search_command(
         if strategy:
             planners.pop(TEMPLATES, None)
         request = SearchRequest(planned_job, cost, criterion, planners, judge, inputs.seed)
-        budget_s = joint_flags.budget_s
-        best, emit = _search_each(request, results, pareto, budget_s, as_json=as_json)
+        budget = starting_now(joint_flags.budget_s)
+        best, emit = _search_each(request, results, pareto, budget, as_json=as_json)
     if output is not None:
         inputs.write(best, planned_job, output)
     emit()
@@ -181,7 +182,7 @@ def _search_each(
     request: SearchRequest,
     results: KeptResults | None,
     pareto: Path | None,
-    budget_s: float,
+    budget: Budget,
     *,
     as_json: bool,
 ) -> tuple[Plan, Callable[[], None]]:
@@ -192,7 +193,7 @@ def _search_each(
     """
     job, cost, criterion, planners, judge, _ = request
     with ticking("searching", len(planners), quiet=as_json) as ticker:
-        watch = Watch(progress=ticker.at, budget_s=budget_s)
+        watch = Watch(progress=ticker.at, budget=budget)
         result = cached_search(job, cost, planners, criterion, watch, results, judge)
     for line in result.record["warnings"]:
         warn(line)

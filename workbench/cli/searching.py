@@ -11,6 +11,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from workbench.bounded_file import read_bounded
+from workbench.cli.budgets import stopped_text
 from workbench.cli.console import warn
 from workbench.cost.model import CostModel
 from workbench.explain.uneven_ranks import uneven_ranks
@@ -211,14 +212,14 @@ def _stopped(candidates: Sequence[Candidate]) -> Iterator[str]:
     """The line that names strategies which the budget stopped, if there are any."""
     names = [each.strategy for each in candidates if each.is_stopped and each.plan is not None]
     if names:
-        yield f"stopped by --budget, with the best plan so far: {', '.join(names)}"
+        yield stopped_text(names)
 
 
 def _uneven(candidates: Sequence[Candidate], job: Job, cost: CostModel) -> Iterator[str]:
     """The hint about the best plan whose samples could be grouped more evenly, if there is one."""
     best_s = min(candidate.trace.iteration_s for candidate in candidates if candidate.trace is not None)
     hints = (
-        uneven_ranks(candidate.plan, candidate.trace, job, cost, best_s)
+        uneven_ranks(candidate.plan, candidate.trace, job, cost, best_s=best_s)
         for candidate in candidates
         if candidate.plan is not None and candidate.trace is not None
     )

@@ -4,13 +4,15 @@ from typing import Annotated
 
 import typer
 
-from workbench.cli.console import print_result
+from workbench.cli.budgets import BudgetFlag, budget_s, stopped_text
+from workbench.cli.console import print_result, warn
 from workbench.cli.job_reading import read_job
 from workbench.cli.judging import JudgeFlag, Strategy, planners_by
 from workbench.cli.options import ExecutionFile, JobFile, Json, Profile
 from workbench.cli.searching import Criterion, NoCache, cached_search, kept_results
 from workbench.job.job import Job
 from workbench.job.machines import cost_of
+from workbench.planner.budget import starting_now
 from workbench.planner.judged import JudgedBy
 from workbench.report.progress import ticking
 from workbench.report.size_table import answer_text, size_table, training_record
@@ -52,13 +54,16 @@ def size_command(
     profile: Profile = None,
     execution: ExecutionFile = None,
     judge: JudgeFlag = JudgedBy.SIMULATOR,
+    budget: BudgetFlag = None,
     no_cache: NoCache = False,
     as_json: Json = False,
 ) -> None:
     """Find the number of GPUs, and the plan, that a training needs to meet a deadline or budget.
 
-    The GPUs are of the job's kind, and the batch stays the same. Exit code 1 if no tried number is enough.
+    The GPUs are of the job's kind, and the batch stays the same. Every number of GPUs has an equal share of
+    what is left of --budget. Exit code 1 if no tried number is enough.
     """
+    time = starting_now(budget_s(budget, "size"))
     deadline_s = None if deadline is None else duration_s(deadline, "--deadline")
     goal = Goal(tokens=tokens, samples=_whole(samples), deadline_s=deadline_s, budget_dollars=budget_dollars)
     base_job = read_job(job)
@@ -67,22 +72,33 @@ def size_command(
     steps = num_steps(base_job, goal)
     results = None if no_cache else kept_results()
     cost = cost_of(base_job, profile, execution)
+    counts = sorted(gpus) if gpus else list(gpu_counts(base_job))
 
     def train(count: int) -> Training:
         resized_job = on_gpus(base_job, count)
+        share = time.part(1 / (len(counts) - counts.index(count)))
         with ticking(f"{count} GPUs", len(planners), quiet=as_json) as ticker:
             try:
                 result = cached_search(
-                    resized_job, cost, planners, Criterion(), Watch(progress=ticker.at), results, judge
+                    resized_job,
+                    cost,
+                    planners,
+                    Criterion(),
+                    Watch(progress=ticker.at, budget=share),
+                    results,
+                    judge,
                 )
             except ValueError as error:
                 return Training(gpus=count, steps=steps, record=None, refusal=str(error))
-        best = result.record["candidates"][0]
+        best, *_ = candidates = result.record["candidates"]
+        stopped = [each["strategy"] for each in candidates if each.get("stopped")]
+        if stopped:
+            warn(f"{count} GPUs: {stopped_text(stopped)}")
         return Training(
             gpus=count, steps=steps, record=best, dollars_per_gpu_hour=base_job.dollars_per_rank_hour
         )
 
-    attempts = sized(goal, iter(sorted(gpus)) if gpus else gpu_counts(base_job), train)
+    attempts = sized(goal, iter(counts), train)
     chosen = answer(goal, attempts)
     records = [training_record(training, goal) for training in attempts]
     record = {"job": base_job.name, "gpus": None if chosen is None else chosen.gpus, "tried": records}

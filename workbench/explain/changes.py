@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from math import inf
 from typing import Protocol, TypeVar
 
 from workbench.cost.model import CostModel
@@ -13,6 +12,7 @@ from workbench.memory.account import check_memory, memory_table, peak_bytes
 from workbench.plan.codec import plan_hash
 from workbench.plan.lowered import Lowered
 from workbench.plan.plan import Plan
+from workbench.planner.budget import UNLIMITED, Budget
 from workbench.planner.chosen_plan import check_chosen
 from workbench.planner.stage_counts import PlannerStopped
 from workbench.planner.strategy_spec import Planner
@@ -21,7 +21,6 @@ from workbench.timing.accept import checked
 LEAST = 1e-4  # smallest relative improvement of a step that counts
 MOST_OF_TIME = 0.25  # of the time that is left: more is not spent on planning one change, as others wait
 StepSeconds = Callable[[Lowered, CostModel], float]
-SecondsLeft = Callable[[], float]
 Told = Callable[[int, int, str], None]
 
 
@@ -106,13 +105,13 @@ class Judge:
         planners: by name of the strategy.
         cost: model of the machine.
         step_s: simulates a lowered plan.
-        seconds_left: asked before each change, and by planners as they search; 0 or less ends all.
+        budget: of all changes; asked before each, and by planners as they search.
     """
 
     planners: Mapping[str, Planner]
     cost: CostModel
     step_s: StepSeconds
-    seconds_left: SecondsLeft = lambda: inf
+    budget: Budget = UNLIMITED
 
     def judged(self, plan: Plan) -> Judged:
         """Check a plan as `accept` does, price and simulate it, even if it does not fit in memory.
@@ -137,16 +136,9 @@ class Judge:
 
         Raises:
             ValueError: there is none; the reason is that of the first job, or that time did not suffice.
-            OutOfTimeError: time is over.
         """
-        left_s = self.seconds_left()
-        given_s, until_s = MOST_OF_TIME * left_s, (1 - MOST_OF_TIME) * left_s
-
-        def progress(done: int, total: int, best_s: float) -> None:
-            self.check_time()
-            if self.seconds_left() < until_s:
-                raise PlannerStopped
-
+        part = self.budget.part(MOST_OF_TIME)
+        given_s, progress = part.left_s, part.watch()
         planner, edited = self.planners[change.strategy or origin.strategy], change.edit(origin.job)
         refusal: ValueError | None = None
         for job in (edited, *(looser(edited) if change.kind is ChangeKind.STRATEGY else ())):
@@ -164,7 +156,7 @@ class Judge:
 
     def check_time(self) -> None:
         """Raise OutOfTimeError if time is over."""
-        if self.seconds_left() <= 0:
+        if self.budget.left_s <= 0:
             raise OutOfTimeError
 
 

@@ -10,8 +10,9 @@ from workbench.plan.codec import plan_hash
 from workbench.plan.plan import Plan
 from workbench.plan.plan_schedule import likely_schedules, schedule_of
 from workbench.planner.assembly import scheduled
+from workbench.planner.budget import UNLIMITED, Budget
 from workbench.planner.plan_layouts import Placing, fields_of, microbatch_samples
-from workbench.planner.stage_counts import silent
+from workbench.planner.stage_counts import OUT_OF_TIME, PlannerStopped
 from workbench.planner.strategy_spec import Planner
 from workbench.schedule.choice import Schedule
 from workbench.strategies import fsdp, megatron_heterogeneous
@@ -43,7 +44,9 @@ def replanned_by(plan: Plan) -> str:
     return (fsdp.SPEC if all_sharded else megatron_heterogeneous.SPEC).name
 
 
-def origin_of(plan: Plan, cost: CostModel, planner: Planner, job: Job | None = None) -> Origin:
+def origin_of(
+    plan: Plan, cost: CostModel, planner: Planner, job: Job | None = None, budget: Budget = UNLIMITED
+) -> Origin:
     """A job from which the plan's strategy makes the plan, or the nearest that layouts can describe.
 
     Its layouts are the plan's. Positions of modules are stated if the strategy needs them to make the plan.
@@ -53,6 +56,7 @@ def origin_of(plan: Plan, cost: CostModel, planner: Planner, job: Job | None = N
         cost: model of the machine.
         planner: of the strategy `replanned_by`.
         job: that the plan was made from; None: unknown, and inferred from the plan.
+        budget: of planning it again.
 
     Raises:
         ValueError: the strategy refuses every such job; the reason is that of the first.
@@ -64,9 +68,12 @@ def origin_of(plan: Plan, cost: CostModel, planner: Planner, job: Job | None = N
     for placing in Placing:
         candidate = job_of(plan, cost, placing, job)
         try:
-            replanned = planner(candidate, cost, silent)
+            replanned = planner(candidate, cost, budget.watch())
         except ValueError as error:
             refusal = refusal or error
+            continue
+        except PlannerStopped:
+            refusal = refusal or ValueError(OUT_OF_TIME)
             continue
         if plan_hash(replanned) == plan_hash(plan):
             return Origin(candidate, replanned_by(plan), is_exact=True)

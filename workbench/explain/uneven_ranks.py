@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from workbench.cost.model import CostModel
 from workbench.explain.idle import IdleCause, idle_time
 from workbench.float_sum import float_sum
+from workbench.explain.idle import IdleCause, IdleSeconds, idle_by_cause, idle_time
 from workbench.job.job import Job
 from workbench.plan.lower import lower
 from workbench.plan.plan import Plan
@@ -17,7 +18,15 @@ from workbench.trace import Trace
 LEAST = 0.1  # of the step, and of the busiest ranks' work, for a hint to be worth a line: chosen
 
 
-def uneven_ranks(plan: Plan, trace: Trace, job: Job, cost: CostModel, best_s: float = math.inf) -> str | None:
+def uneven_ranks(
+    plan: Plan,
+    trace: Trace,
+    job: Job,
+    cost: CostModel,
+    *,
+    best_s: float = math.inf,
+    idle: Sequence[IdleSeconds] | None = None,
+) -> str | None:
     """Say that `search --joint` groups samples more evenly; None where it would help little.
 
     Only of plans whose ranks all do whole microbatches with sharded weights, and wait for each other in every
@@ -26,6 +35,7 @@ def uneven_ranks(plan: Plan, trace: Trace, job: Job, cost: CostModel, best_s: fl
     Args:
         trace: of the plan's simulated step.
         best_s: the best plan's step; nothing is said of a plan that even groups would hardly make as fast.
+        idle: of the trace, by cause; None: it is computed where it matters.
 
     Complexity: that of `idle_time` and `grouped`, where the batch's samples differ.
     """
@@ -34,7 +44,7 @@ def uneven_ranks(plan: Plan, trace: Trace, job: Job, cost: CostModel, best_s: fl
         return None
     saved = _saved_by_even_groups(plan, job, cost)
     is_worth_it = saved >= LEAST and (1.0 - saved) * trace.iteration_s <= best_s
-    waits = _share_of_waits(plan, trace) if is_worth_it else 0.0
+    waits = _share_of_waits(plan, trace, idle) if is_worth_it else 0.0
     if waits < LEAST:
         return None
     return (
@@ -44,10 +54,10 @@ def uneven_ranks(plan: Plan, trace: Trace, job: Job, cost: CostModel, best_s: fl
     )
 
 
-def _share_of_waits(plan: Plan, trace: Trace) -> float:
+def _share_of_waits(plan: Plan, trace: Trace, idle: Sequence[IdleSeconds] | None) -> float:
     """The share of the ranks' time in which they wait for ranks with more work."""
-    pieces = idle_time(lower(plan), trace)
-    waited_s = float_sum(piece.seconds for piece in pieces if piece.cause is IdleCause.RANKS)
+    causes = idle_by_cause(plan, idle_time(lower(plan), trace)) if idle is None else idle
+    waited_s = plan.cluster.num_ranks * sum(each.seconds for each in causes if each.cause is IdleCause.RANKS)
     return waited_s / (len(plan.ranks) * trace.iteration_s)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from workbench.export.approximation import Change, longest_tokens
 from workbench.export.module_layouts import placed_llm, placed_modules
+from workbench.export.trained import Trained
 from workbench.model.lora import Lora
 from workbench.model.model_graph import Module
 from workbench.model.trained import adapted_products
@@ -29,20 +30,23 @@ QKV = {"q_proj", "k_proj", "v_proj"}
 _FUSED = (QKV, {"mlp.gate", "mlp.up"})  # in Megatron one product, of which all parts have adapters
 
 
-def has_adapters(plan: Plan) -> bool:
+def has_adapters(trained: Trained) -> bool:
     """Whether any module has adapters."""
-    return any(layer.has_adapters for module in plan.model.modules for layer in module.layers)
+    return any(layer.has_adapters for module in trained.model.modules for layer in module.layers)
 
 
-def inexpressible_adapters(plan: Plan) -> str | None:
+def inexpressible_adapters(trained: Trained) -> str | None:
     """Adapters that Megatron-Bridge's program of a language model alone cannot have; None: there are none."""
-    adapted = (module for module in plan.model.modules if adapted_products(module.layers))
-    module = next(adapted, None)
+    module = _adapted(trained)
     if module is None:
         return None
-    if len(plan.model.modules) > 1:
+    if len(trained.model.modules) > 1:
         return f"lora adapters of {module.name!r} beside other modules"
-    return _inexpressible_products(module) or _inexpressible_cut(plan, module)
+    return _inexpressible_products(module)
+
+
+def _adapted(trained: Trained) -> Module | None:
+    return next((module for module in trained.model.modules if adapted_products(module.layers)), None)
 
 
 def _inexpressible_products(module: Module) -> str | None:
@@ -59,8 +63,11 @@ def _inexpressible_products(module: Module) -> str | None:
     return None
 
 
-def _inexpressible_cut(plan: Plan, module: Module) -> str | None:
-    """What tensor-parallel ranks cannot divide."""
+def inexpressible_cut(plan: Plan) -> str | None:
+    """What of a language model's adapters tensor-parallel ranks cannot divide."""
+    module = _adapted(plan)
+    if module is None:
+        return None
     layout, products = placed_modules(plan)[module.name].layout, adapted_products(module.layers)
     rank, tp = _lora(module).rank, layout.tp
     tokens = microbatch_samples(plan) * longest_tokens(plan) // layout.cp

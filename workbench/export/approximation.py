@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from typing import Protocol
 
 from workbench.cost.model import CostModel
@@ -19,14 +18,12 @@ from workbench.job.job import Job
 from workbench.job.module_layout import ModuleLayout
 from workbench.model.model_graph import TEXT, ModelGraph
 from workbench.plan.plan import ModuleSettings, Plan, Sharding
+from workbench.planner.budget import UNLIMITED, Budget
 from workbench.planner.plan_layouts import joint_replicas_of, microbatch_samples
-from workbench.planner.stage_counts import PlannerStopped, Progress, silent
+from workbench.planner.stage_counts import PlannerStopped
 from workbench.schedule.choice import Schedule
 from workbench.strategies import fsdp, megatron_heterogeneous
 from workbench.strategies.registry import BY_NAME
-
-MOST_REPORTS = 100
-"""Reports of progress after which a strategy is stopped that is only to be named in a refusal."""
 
 
 class Prices(Protocol):
@@ -279,45 +276,34 @@ def _as_text(sample: Sample) -> Sample:
 
 
 def nearest(
-    plan: Plan, alternatives: Sequence[Alternative], refuses: Callable[[Plan], str | None], prices: Prices
+    plan: Plan,
+    alternatives: Sequence[Alternative],
+    refuses: Callable[[Plan], str | None],
+    prices: Prices,
+    budget: Budget = UNLIMITED,
 ) -> tuple[str, float] | None:
     """The fastest plan that a target can express, in words, and its seconds; None if no alternative works.
 
-    Strategies are stopped early, with their best plans so far, see `MOST_REPORTS`.
+    Args:
+        budget: of planning; each alternative has an equal share of what is left.
     """
     candidates: list[tuple[float, str]] = []
-    for alternative in alternatives:
+    for done, alternative in enumerate(alternatives):
+        share = budget.part(1 / (len(alternatives) - done))
         try:
-            candidate = _planned_by(alternative, plan, prices.cost)
+            candidate = _planned_by(alternative, plan, prices.cost, share)
             if refuses(candidate) is None:
                 candidates.append((prices.step_s(candidate), alternative.words))
-        except ValueError:
+        except (ValueError, PlannerStopped):
             continue
     return (min(candidates)[1], min(candidates)[0]) if candidates else None
 
 
-def _planned_by(alternative: Alternative, plan: Plan, cost: CostModel) -> Plan:
+def _planned_by(alternative: Alternative, plan: Plan, cost: CostModel, budget: Budget) -> Plan:
     job = alternative.job(open_job(plan))
     if alternative.strategy is None:
         return planned(job, cost)
-    planner = BY_NAME[alternative.strategy].planner
-    try:
-        return planner(job, cost, _stopping())
-    except PlannerStopped:
-        return planner(job, cost, silent)
-
-
-def _stopping() -> Progress:
-    """A progress callback that stops a planner as soon as it has a plan and made enough reports."""
-    num_reports = 0
-
-    def progress(done: int, total: int, best_s: float) -> None:
-        nonlocal num_reports
-        num_reports += 1
-        if num_reports >= MOST_REPORTS and best_s < inf:
-            raise PlannerStopped
-
-    return progress
+    return BY_NAME[alternative.strategy].planner(job, cost, budget.watch())
 
 
 def all_sharded(job: Job) -> Job:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from workbench.cost.products import ProductFormat
 from workbench.export.approximation import Change, in_settings, longest_tokens, padded, with_schedule
 from workbench.export.module_layouts import placed_modules, schedule_like
+from workbench.export.trained import Trained
 from workbench.job.job import Job
 from workbench.model.block_modules import BlockModule
 from workbench.plan.optimizer import Optimizer
@@ -26,43 +27,43 @@ def unplaced(plan: Plan) -> str | None:
     return None
 
 
-def without_source(plan: Plan) -> str | None:
+def without_source(trained: Trained) -> str | None:
     """A module that was not built from a transformers configuration."""
-    for module in plan.model.modules:
+    for module in trained.model.modules:
         if module.source is None:
             return f"module {module.name!r}, which has no transformers configuration"
     return None
 
 
-def masked(plan: Plan) -> str | None:
+def masked(trained: Trained) -> str | None:
     """A mask other than the causal one."""
-    masks = sorted({sample.mask for sample in plan.batch} - {CAUSAL})
+    masks = sorted({sample.mask for sample in trained.batch} - {CAUSAL})
     return f"mask {masks[0]!r} of samples" if masks else None
 
 
-def too_precise(plan: Plan) -> str | None:
+def too_precise(trained: Trained) -> str | None:
     """Double precision."""
-    return "precision float64" if plan.settings.precision is Precision.FLOAT64 else None
+    return "precision float64" if trained.settings.precision is Precision.FLOAT64 else None
 
 
-def other_optimizer(plan: Plan) -> str | None:
+def other_optimizer(trained: Trained) -> str | None:
     """An optimizer other than AdamW."""
-    rule = plan.settings.optimizer
+    rule = trained.settings.optimizer
     return None if rule is Optimizer.ADAMW else f"optimizer {rule.value!r}"
 
 
-def frozen_parts(plan: Plan) -> str | None:
+def frozen_parts(trained: Trained) -> str | None:
     """Frozen layers of the language model, or adapters of any module."""
-    if reason := with_adapters(plan):
+    if reason := with_adapters(trained):
         return reason
-    module = plan.model.llm
+    module = trained.model.llm
     frozen = not all(layer.trainable for layer in module.layers)
     return f"frozen layers of {module.name!r}" if frozen else None
 
 
-def with_adapters(plan: Plan) -> str | None:
+def with_adapters(trained: Trained) -> str | None:
     """Adapters beside frozen products (LoRA)."""
-    adapted = (m.name for m in plan.model.modules if any(layer.has_adapters for layer in m.layers))
+    adapted = (m.name for m in trained.model.modules if any(layer.has_adapters for layer in m.layers))
     name = next(adapted, None)
     return None if name is None else f"lora adapters of {name!r}"
 

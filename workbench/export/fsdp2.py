@@ -13,6 +13,7 @@ from workbench.export.approximation import Alternative, Approximation, Change, a
 from workbench.export.module_layouts import placed_modules
 from workbench.export.target import Files, Launch, Target
 from workbench.export.torchrun import PLAN, nccl_environment
+from workbench.export.trained import Trained
 from workbench.model.lora import ADAPTED_BY_NAME
 from workbench.model.trained import adapted_products
 from workbench.plan.codec import dumps
@@ -37,22 +38,28 @@ plan made by `workbench plan --data DATA`. To take new samples in each step, put
 """
 
 
+def _lacks(trained: Trained) -> str | None:
+    return (
+        expressible.without_source(trained)
+        or _untrained_adapters(trained)
+        or expressible.other_optimizer(trained)
+        or _reader_of_llm(trained)
+    )
+
+
 def _refuses(plan: Plan) -> str | None:
     return (
-        expressible.without_source(plan)
-        or _untrained_adapters(plan)
-        or expressible.other_optimizer(plan)
+        _lacks(plan)
         or expressible.narrow_products(plan)
         or expressible.unplaced(plan)
         or _cut(plan)
         or _unequal_counts(plan)
-        or _reader_of_llm(plan)
     )
 
 
-def _untrained_adapters(plan: Plan) -> str | None:
+def _untrained_adapters(trained: Trained) -> str | None:
     """Adapters of products that are no linear layers of the blocks."""
-    for module in plan.model.modules:
+    for module in trained.model.modules:
         names = sorted(adapted_products(module.layers).keys() - ADAPTED_BY_NAME.keys())
         if names:
             return f"lora adapters of {names[0]!r} of {module.name!r}"
@@ -81,9 +88,9 @@ def _unequal_counts(plan: Plan) -> str | None:
     return "ranks with different numbers of microbatches" if len(counts) > 1 else None
 
 
-def _reader_of_llm(plan: Plan) -> str | None:
+def _reader_of_llm(trained: Trained) -> str | None:
     """A module that reads the language model's states."""
-    reader = next((edge.target for edge in plan.model.edges_out_of(plan.model.llm.name)), None)
+    reader = next((edge.target for edge in trained.model.edges_out_of(trained.model.llm.name)), None)
     return None if reader is None else f"module {reader!r}, which reads the language model"
 
 
@@ -176,6 +183,7 @@ TARGET = Target(
     name="fsdp2",
     system="torch FSDP2",
     summary="a training program of plain torch with FSDP2, and the layout that it reads",
+    lacks=_lacks,
     refuses=_refuses,
     changes=_changes,
     alternatives=(

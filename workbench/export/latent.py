@@ -7,22 +7,22 @@ from typing import Any
 
 from workbench.export.decoder import Decoder
 from workbench.export.scaled_positions import SCALES, USUAL, inexpressible_yarn, yarn_of
+from workbench.export.trained import Trained
 from workbench.model.families.deepseek import V3_SIZES
-from workbench.plan.plan import Plan
 
 _ROUTER = V3_SIZES | {"routed_scaling_factor": 2.5}  # defaults of a configuration
 _LATENT_EPS = 1e-6  # of the latents' norms, whatever the configuration states for the others
 
 
-def inexpressible_latent(plan: Plan, decoder: Decoder) -> str | None:
+def inexpressible_latent(trained: Trained, decoder: Decoder) -> str | None:
     """What megatron-core lacks of a model with latent attention; None: nothing."""
-    name, latent, config = plan.model.llm.name, decoder.latent, decoder.source
+    name, latent, config = trained.model.llm.name, decoder.latent, decoder.source
     assert latent is not None, "the caller asks of these alone"
     groups, within = (_setting(decoder, key) for key in ("n_group", "topk_group"))
     other_eps = decoder.eps not in (None, _LATENT_EPS)
     parts = {
         f"norms of the latents of {name!r} with another epsilon than other norms": other_eps,
-        f"latent attention of {name!r} beside other modules": len(plan.model.modules) > 1,
+        f"latent attention of {name!r} beside other modules": len(trained.model.modules) > 1,
         f"latent attention of {name!r} with biases": latent.bias or decoder.out_bias,
         f"rotated halves instead of pairs of {name!r}": not config.get("rope_interleave", True),
     }

@@ -16,7 +16,12 @@ from workbench.export.approximation import (
 from workbench.export.block_recompute import recomputed_alike
 from workbench.export.decoder import Decoder, decoder_of
 from workbench.export.latent import latent_words, without_flags
-from workbench.export.megatron_muon import inexpressible_muon, muon_arguments, muon_changes
+from workbench.export.megatron_muon import (
+    inexpressible_muon,
+    lacks_for_muon,
+    muon_arguments,
+    muon_changes,
+)
 from workbench.export.megatron_program import MEGATRON_SEVERAL
 from workbench.export.mimo_config import (
     EXCHANGES,
@@ -35,11 +40,12 @@ from workbench.export.mimo_config import (
     tokens_of_item,
     transformer_words,
 )
-from workbench.export.mimo_limits import encoders_of, inexpressible
+from workbench.export.mimo_limits import encoders_of, inexpressible, lacking
 from workbench.export.module_layouts import Placed, RankSharing, placed_llm
 from workbench.export.narrow_products import MEGATRON, even_tokens, multiplied_as
 from workbench.export.target import Files, Launch, Target
 from workbench.export.torchrun import nccl_environment
+from workbench.export.trained import Trained
 from workbench.job.notations.job_layouts import MEGATRON_SIZES
 from workbench.job.notations.layout_string import layout_string
 from workbench.plan.plan import ModuleSettings, Plan, Sharding
@@ -174,10 +180,13 @@ def _sharding_arguments(settings: ModuleSettings) -> Arguments:
     return flags
 
 
+def _lacks(trained: Trained) -> str | None:
+    return lacking(trained) or lacks_for_muon(trained) or without_flags(decoder_of(trained.model.llm))
+
+
 def _refuses(plan: Plan) -> str | None:
     allowed = (RankSharing.ALONE, RankSharing.APART, RankSharing.SHARED)
-    part = inexpressible(plan, allowed, optimizers=inexpressible_muon)
-    return part or without_flags(decoder_of(plan.model.llm))
+    return _lacks(plan) or inexpressible_muon(plan) or inexpressible(plan, allowed)
 
 
 def _changes(plan: Plan) -> Sequence[Change]:
@@ -282,6 +291,7 @@ TARGET = Target(
     name="megatron",
     system="Megatron-LM (megatron-core 0.19.2)",
     summary="arguments of Megatron-LM's pretrain_gpt.py, or a program of its MIMO classes",
+    lacks=_lacks,
     refuses=_refuses,
     changes=_changes,
     alternatives=(*MIMO_ALTERNATIVES, *LLM_ONLY),

@@ -7,7 +7,13 @@ megatron-core 0.19.2: TransformerConfig, models/vision/clip_vit_model.py.
 from collections.abc import Mapping, Sequence
 
 from workbench.export import expressible
-from workbench.export.adapters import adapter_words, adapters_cut, has_adapters, inexpressible_adapters
+from workbench.export.adapters import (
+    adapter_words,
+    adapters_cut,
+    has_adapters,
+    inexpressible_adapters,
+    inexpressible_cut,
+)
 from workbench.export.approximation import Approximation, Change, longest_tokens
 from workbench.export.block_recompute import recomputed_alike
 from workbench.export.decoder import config_of, decoder_of
@@ -30,19 +36,25 @@ from workbench.export.mimo_config import (
     tokens_of_item,
     transformer_words,
 )
-from workbench.export.mimo_limits import encoders_of, inexpressible
+from workbench.export.mimo_limits import encoders_of, inexpressible, lacking
 from workbench.export.mimo_programs import ADAPTED_MODULE, LATENT_MODULE, ONE_MODULE, SEVERAL_MODULES
 from workbench.export.module_layouts import Placed, RankSharing, placed_llm
 from workbench.export.narrow_products import MEGATRON, even_tokens, multiplied_as
 from workbench.export.target import Files, Launch, Target
 from workbench.export.torchrun import nccl_environment
+from workbench.export.trained import Trained
 from workbench.job.notations.layout_string import layout_string
 from workbench.plan.plan import Plan, Sharding
 from workbench.schedule.sharded import ReshardAfter
 
 
+def _lacks(trained: Trained) -> str | None:
+    return lacking(trained, inexpressible_adapters) or expressible.other_optimizer(trained)
+
+
 def _refuses(plan: Plan) -> str | None:
-    return inexpressible(plan, (RankSharing.ALONE, RankSharing.APART), inexpressible_adapters)
+    allowed = (RankSharing.ALONE, RankSharing.APART)
+    return _lacks(plan) or inexpressible(plan, allowed) or inexpressible_cut(plan)
 
 
 def _changes(plan: Plan) -> Sequence[Change]:
@@ -168,6 +180,7 @@ TARGET = Target(
     name="megatron-bridge",
     system="Megatron-Bridge 0.6",
     summary="a training program of Megatron-Bridge's config classes",
+    lacks=_lacks,
     refuses=_refuses,
     changes=_changes,
     alternatives=MIMO_ALTERNATIVES,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from workbench.export.approximation import Change
 from workbench.export.decoder import decoder_of
+from workbench.export.trained import Trained
 from workbench.model.layer import Layer
 from workbench.model.muon import MOMENTUM, NEWTON_SCHULZ_STEPS, RMS
 from workbench.plan.optimizer import Optimizer
@@ -18,20 +19,28 @@ GATE, QKV = "mlp.gate", "qkv_proj"  # of products of a plan's blocks
 
 
 def inexpressible_muon(plan: Plan) -> str | None:
-    """The part of a plan with Muon that Megatron-LM lacks; None: there is none, or the optimizer is AdamW."""
+    """How a plan shards Muon's state that Megatron-LM cannot; None: it can, or the optimizer is AdamW."""
     rule = plan.settings.optimizer
     if rule is Optimizer.ADAMW:
         return None
     llm = plan.model.llm
     settings, what = plan.settings.of(llm.name), f"optimizer {rule.value!r}"
-    if len(plan.model.modules) > 1:
-        return f"{what} beside other modules"
     if settings.sharding not in (Sharding.NONE, Sharding.OPTIMIZER):
         return f"{what} with sharding {settings.sharding.value!r}"
     if settings.instances > 1:
         return f"{what} with {settings.instances} instances of sharded state"
-    if not decoder_of(llm).is_rotary:
-        return f"{what} beside learned positions, which are a matrix to it"
+    return None
+
+
+def lacks_for_muon(trained: Trained) -> str | None:
+    """What of a model Megatron-LM cannot train with Muon; None: nothing, or the optimizer is AdamW."""
+    rule, model = trained.settings.optimizer, trained.model
+    if rule is Optimizer.ADAMW:
+        return None
+    if len(model.modules) > 1:
+        return f"optimizer {rule.value!r} beside other modules"
+    if not decoder_of(model.llm).is_rotary:
+        return f"optimizer {rule.value!r} beside learned positions, which are a matrix to it"
     return None
 
 

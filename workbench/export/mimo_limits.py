@@ -16,6 +16,7 @@ from workbench.export.latent import inexpressible_latent
 from workbench.export.module_layouts import Placed, RankSharing, placed_llm, placed_modules, rank_sharing_of
 from workbench.export.narrow_products import inexpressible_in_megatron
 from workbench.export.scaled_positions import YARN, inexpressible_yarn, scaling_kind
+from workbench.export.trained import Trained
 from workbench.model.families.registry import ARCHITECTURES
 from workbench.model.item_tokens import packs_tiles
 from workbench.model.layer import LayerKind
@@ -41,77 +42,89 @@ TOWERS = {"clip_vision_model": "clip", "siglip_vision_model": "siglip"}
 PROJECTORS = {"mlp": "mlp", "linear": "affine"}
 
 
-def inexpressible(
-    plan: Plan,
-    allowed: Collection[RankSharing],
-    adapters: Callable[[Plan], str | None] = expressible.with_adapters,
-    optimizers: Callable[[Plan], str | None] = expressible.other_optimizer,
+def lacking(
+    trained: Trained, adapters: Callable[[Trained], str | None] = expressible.with_adapters
 ) -> str | None:
-    """The first part that cannot be expressed; None: there is none.
+    """The first part that no layouts let Megatron express; None: there is none.
+
+    Args:
+        adapters: returns those that the system does not have.
+    """
+    part = (
+        adapters(trained)
+        or _inexpressible_decoder(trained)
+        or expressible.masked(trained)
+        or expressible.too_precise(trained)
+    )
+    if part is not None or len(trained.model.modules) > 1:
+        return part or _inexpressible_encoder(trained)
+    return None if has_adapters(trained) else expressible.frozen_parts(trained)
+
+
+def inexpressible(plan: Plan, allowed: Collection[RankSharing]) -> str | None:
+    """The first part that these layouts cannot express, of what others can; None: there is none.
 
     Args:
         allowed: of several modules, that the system supports.
-        adapters, optimizers: return those that the system does not have.
     """
-    part = (
-        expressible.unplaced(plan)
-        or adapters(plan)
-        or inexpressible_decoder(plan)
-        or expressible.masked(plan)
-        or expressible.too_precise(plan)
-        or optimizers(plan)
-        or inexpressible_in_megatron(plan)
-    )
+    part = expressible.unplaced(plan) or _cut_experts(plan) or inexpressible_in_megatron(plan)
     if part is not None or len(plan.model.modules) == 1:
-        return part or (None if has_adapters(plan) else expressible.frozen_parts(plan))
-    return _inexpressible_encoder(plan) or _inexpressible_placement(plan, allowed)
+        return part
+    return _inexpressible_placement(plan, allowed)
 
 
-def inexpressible_decoder(plan: Plan) -> str | None:
+def _inexpressible_decoder(trained: Trained) -> str | None:
     """The property of the language model that Megatron's GPT lacks; None: there is none."""
     try:
-        decoder = decoder_of(plan.model.llm)
+        decoder = decoder_of(trained.model.llm)
     except ValueError as error:
         return str(error)
     if decoder.family and decoder.family not in FAMILIES:
         name = ARCHITECTURES[decoder.family].name
         return f"a language model of the family {name}"
     if decoder.latent is not None:
-        return inexpressible_latent(plan, decoder)
-    return _inexpressible_sinks(plan, decoder) or _inexpressible_scaling(plan, decoder)
+        return inexpressible_latent(trained, decoder)
+    return _inexpressible_sinks(trained, decoder) or _inexpressible_scaling(trained, decoder)
 
 
-def _inexpressible_scaling(plan: Plan, decoder: Decoder) -> str | None:
+def _inexpressible_scaling(trained: Trained, decoder: Decoder) -> str | None:
     kind = scaling_kind(decoder)
     if kind in (None, "llama3"):
         return None
-    if kind == YARN and len(plan.model.modules) > 1:
+    if kind == YARN and len(trained.model.modules) > 1:
         return "positions scaled as 'yarn' beside other modules"
     return inexpressible_yarn(decoder)
 
 
-def _inexpressible_sinks(plan: Plan, decoder: Decoder) -> str | None:
+def _inexpressible_sinks(trained: Trained, decoder: Decoder) -> str | None:
     """What megatron-core lacks of a model with sinks, which is gpt-oss."""
     if not decoder.has_sinks:
         return None
-    name, layout = plan.model.llm.name, placed_llm(plan).layout
+    name = trained.model.llm.name
     alpha = decoder.source.get("swiglu_alpha", _SLOPE)
     parts = {
-        f"attention of {name!r} with sinks beside other modules": len(plan.model.modules) > 1,
+        f"attention of {name!r} with sinks beside other modules": len(trained.model.modules) > 1,
         f"attention of {name!r} without the biases of its experts": not decoder.qkv_bias,
         f"swiglu_alpha {alpha} of {name!r}, not {_SLOPE}": alpha != _SLOPE,
-        f"experts of {name!r} with biases, cut over {layout.tp} ranks": layout.tp > 1 and layout.ep == 1,
     }
     return next((part for part, is_so in parts.items() if is_so), None)
 
 
-def encoders_of(plan: Plan) -> list[Module]:
+def _cut_experts(plan: Plan) -> str | None:
+    """Experts with biases, which are those of models with sinks, whose products are cut."""
+    llm, layout = plan.model.llm, placed_llm(plan).layout
+    if layout.tp == 1 or layout.ep > 1 or not decoder_of(llm).has_sinks:
+        return None
+    return f"experts of {llm.name!r} with biases, cut over {layout.tp} ranks"
+
+
+def encoders_of(trained: Trained) -> list[Module]:
     """Every module but the language model."""
-    return [module for module in plan.model.modules if module is not plan.model.llm]
+    return [module for module in trained.model.modules if module is not trained.model.llm]
 
 
-def _inexpressible_encoder(plan: Plan) -> str | None:
-    for module in encoders_of(plan):
+def _inexpressible_encoder(trained: Trained) -> str | None:
+    for module in encoders_of(trained):
         source = module.source
         if source is None or source.architecture not in TOWERS:
             kind = "no configuration" if source is None else source.architecture
@@ -124,11 +137,11 @@ def _inexpressible_encoder(plan: Plan) -> str | None:
             return f"features of {module.name!r} from several hidden states"
         if source.feature_layer is not None and TOWERS[source.architecture] != "clip":  # it ends in no norm
             return f"features of {module.name!r} from hidden state {source.feature_layer}"
-    return _partly_frozen(plan)
+    return _partly_frozen(trained)
 
 
-def _partly_frozen(plan: Plan) -> str | None:
-    for module in plan.model.modules:
+def _partly_frozen(trained: Trained) -> str | None:
+    for module in trained.model.modules:
         body = {layer.trainable for layer in module.layers if layer.kind is not LayerKind.PROJECTOR}
         if len(body) > 1:
             return f"some frozen layers of {module.name!r} among trained ones"

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from workbench.export.approximation import Alternative, Approximation, Change
+from workbench.export.trained import Trained
 from workbench.plan.plan import Plan
 
 Files = Mapping[str, str]
@@ -36,6 +37,7 @@ class Target:
         name: as it is typed.
         system: its official name, with the version that the export is for.
         summary: content of the folder, in one line.
+        lacks: returns the first part of what a job trains that it cannot express under any layouts.
         refuses: returns the first part of a plan that it cannot express at all; None: there is none.
         changes: returns what it does differently from a plan that it can express, in the order of pricing.
         alternatives: ways to derive plans that it can express.
@@ -47,6 +49,7 @@ class Target:
     name: str
     system: str
     summary: str
+    lacks: Callable[[Trained], str | None]
     refuses: Callable[[Plan], str | None]
     changes: Callable[[Plan], Sequence[Change]]
     alternatives: Sequence[Alternative]

@@ -51,6 +51,7 @@ TARGET = Target(
     name="torchrun",
     system="this workbench's runtime",
     summary="the plan file, and the runtime of this workbench to run it under torchrun",
+    lacks=expressible.without_source,
     refuses=lambda plan: expressible.without_source(plan) or expressible.narrow_products(plan),
     changes=lambda _: (),
     alternatives=(),

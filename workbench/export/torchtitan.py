@@ -28,6 +28,7 @@ from workbench.export.narrow_products import (
 from workbench.export.target import Files, Launch, Target
 from workbench.export.torchrun import nccl_environment
 from workbench.export.torchtitan_program import PROGRAM
+from workbench.export.trained import Trained
 from workbench.job.notations.job_layouts import TORCHTITAN_SIZES
 from workbench.job.notations.torchtitan import OUTPUT, parts_of
 from workbench.model.families.positions import rotated_share
@@ -55,23 +56,33 @@ IN_A_FILE = tuple(
 """Schedules that torch has no class for, but executes from a file of passes."""
 
 
-def _refuses(plan: Plan) -> str | None:
-    if len(plan.model.modules) > 1:
-        others = ", ".join(repr(m.name) for m in plan.model.modules if m is not plan.model.llm)
+def _lacks(trained: Trained) -> str | None:
+    if len(trained.model.modules) > 1:
+        others = ", ".join(repr(m.name) for m in trained.model.modules if m is not trained.model.llm)
         return f"modules beside the language model ({others})"
     return (
-        expressible.unplaced(plan)
-        or _inexpressible_decoder(plan)
-        or expressible.masked(plan)
-        or expressible.too_precise(plan)
-        or expressible.other_optimizer(plan)
-        or expressible.frozen_parts(plan)
-        or inexpressible_in_torchtitan(plan)
+        _inexpressible_decoder(trained)
+        or expressible.masked(trained)
+        or expressible.too_precise(trained)
+        or expressible.other_optimizer(trained)
+        or expressible.frozen_parts(trained)
     )
 
 
-def _inexpressible_decoder(plan: Plan) -> str | None:
+def _refuses(plan: Plan) -> str | None:
+    return (
+        _lacks(plan) or expressible.unplaced(plan) or _tied_apart(plan) or inexpressible_in_torchtitan(plan)
+    )
+
+
+def _tied_apart(plan: Plan) -> str | None:
     module = plan.model.llm
+    is_apart = decoder_of(module).is_tied and placed_llm(plan).pp > 1
+    return f"one table for tokens and head on several stages of {module.name!r}" if is_apart else None
+
+
+def _inexpressible_decoder(trained: Trained) -> str | None:
+    module = trained.model.llm
     try:
         decoder = decoder_of(module)
     except ValueError as error:
@@ -87,7 +98,6 @@ def _inexpressible_decoder(plan: Plan) -> str | None:
         f"an MLP of {decoder.activation}": not decoder.is_gated or decoder.activation != "silu",
         "heads that are rotated in part": rotated_share({"model_type": "", **decoder.source}, 1.0) != 1.0,
         "scaled positions": bool(decoder.rope_scaling) and decoder.rope_scaling.get("rope_type") != "llama3",
-        "one table for tokens and head on several stages": decoder.is_tied and placed_llm(plan).pp > 1,
     }
     part = next((part for part, is_so in parts.items() if is_so), None)
     if part is None and decoder.family and decoder.family not in FAMILIES:
@@ -262,6 +272,7 @@ TARGET = Target(
     name="torchtitan",
     system="torchtitan 0.3",
     summary="a configuration module for torchtitan's trainer",
+    lacks=_lacks,
     refuses=_refuses,
     changes=_changes,
     alternatives=LLM_ONLY,

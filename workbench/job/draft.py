@@ -17,6 +17,7 @@ from workbench.cost.profile import known_profiles, load_profile
 from workbench.job.drafted_activations import PRECISION, WIDE
 from workbench.job.drafted_batch import WantedBatch, drafted_batch, drafted_rows
 from workbench.job.drafted_layout import drafted_layout
+from workbench.job.drafted_state import ModuleCut
 from workbench.job.job_file import parse_spec
 from workbench.job.parts import model_of, zoo_names
 from workbench.model.checkpoint import missing_weights
@@ -31,7 +32,7 @@ from workbench.model.model_graph import TEXT, ModelGraph, Module
 from workbench.model.processor_config import parts_with_processor, read_processor
 from workbench.model.projector import Projector, ProjectorStep
 from workbench.model.trainable import Trainable, num_frozen_mergers
-from workbench.plan.plan import Recompute
+from workbench.plan.plan import Recompute, Sharding
 
 USUAL_PER_NODE = 8
 LARGEST_IMAGE_PX = 10_000
@@ -181,7 +182,7 @@ def draft(
     cut = drafted_layout(
         graph, rows.drawn, gpus=machines.gpus, per_node=machines.per_node, memory_bytes=memory_bytes
     )
-    layouts: dict[str, Any] = {module: {"tp": each.tp} for module, each in cut.cuts.items() if each.tp > 1}
+    layouts = {module: _layout(each) for module, each in cut.cuts.items() if max(each.tp, each.ep) > 1}
     if cut.recompute is not Recompute.NONE:
         layouts.setdefault(LLM, {})["recompute"] = cut.recompute.value
     if machines.products is not ProductFormat.SAME:
@@ -195,6 +196,12 @@ def draft(
     text = _text(spec, (*_comments(parts), *rules, *frozen_mergers(graph), *cut.notes, *not_here))
     parse_spec(text, where="draft")
     return Draft(text=text, model=graph, parts=parts, missing=missing, microbatch_rule=step.rule)
+
+
+def _layout(cut: ModuleCut) -> dict[str, Any]:
+    if cut.ep > 1:
+        return {"ep": cut.ep, "sharding": Sharding.OPTIMIZER.value}
+    return {"tp": cut.tp}
 
 
 def frozen_mergers(graph: ModelGraph) -> tuple[str, ...]:

@@ -26,6 +26,8 @@ from workbench.planner.block_cuts import Cuts, even_blocks
 from workbench.schedule.choice import Schedule, ScheduleKind, rank_block, usual_in_phases
 from workbench.timing.price import pass_prices
 
+SHARING = "; or a strategy whose modules share ranks: megatron-colocated, encoders-colocated"
+
 
 def layout_of(job: Job, module: str) -> ModuleLayout:
     """The job's layout of a module; tp = cp = ep = 1 and a searched stage count by default."""
@@ -240,17 +242,30 @@ def disjoint_stages(job: Job, cuts: Mapping[str, Cuts], colocated: Collection[st
             )
             stages += chain
             first_rank = max(first_rank, rank + num_ranks(chain))
-    check_ranks(job, first_rank)
+    if first_rank > job.usable_ranks:
+        check_ranks(job, first_rank, () if colocated else _ranks_by_module(stages))
     return tuple(stages)
 
 
-def check_ranks(job: Job, num_ranks: int) -> None:
-    """Raise ValueError for a layout that needs more ranks than the job may use."""
-    if num_ranks > job.usable_ranks:
-        raise ValueError(
-            f"the layout needs {num_ranks} ranks, job {job.name!r} may use {job.usable_ranks}; nearest: "
-            f"degrees whose product is smaller, or a cluster and max_ranks of {num_ranks}"
-        )
+def _ranks_by_module(stages: Sequence[Stage]) -> tuple[int, ...]:
+    names = dict.fromkeys(stage.module for stage in stages)
+    return tuple(num_ranks([stage for stage in stages if stage.module == name]) for name in names)
+
+
+def check_ranks(job: Job, num_ranks: int, apart: Sequence[int] = ()) -> None:
+    """Raise ValueError for a layout that needs more ranks than the job may use.
+
+    Args:
+        apart: ranks of every module, where none shares them with another.
+    """
+    if num_ranks <= job.usable_ranks:
+        return
+    could_share = len(apart) > 1 and max(apart) <= job.usable_ranks
+    raise ValueError(
+        f"the layout needs {num_ranks} ranks, job {job.name!r} may use {job.usable_ranks}; nearest: "
+        f"degrees whose product is smaller, or a cluster and max_ranks of {num_ranks}"
+        f"{SHARING if could_share else ''}"
+    )
 
 
 def scheduled(draft: Plan, schedule: Schedule, cost: CostModel) -> Plan:

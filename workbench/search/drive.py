@@ -1,10 +1,8 @@
 """Plan a job with every strategy and rank the plans."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from math import inf
-from time import monotonic
 from typing import Any
 
 from workbench.cost.model import CostModel
@@ -13,8 +11,9 @@ from workbench.job.device_pools import Aim
 from workbench.job.job import Job
 from workbench.metrics import StepMetrics, step_metrics
 from workbench.plan.plan import Plan
+from workbench.planner.budget import UNLIMITED, Budget
 from workbench.planner.chosen_plan import check_chosen
-from workbench.planner.stage_counts import OUT_OF_TIME, PlannerStopped, Progress, StopWatch
+from workbench.planner.stage_counts import OUT_OF_TIME, PlannerStopped, Progress
 from workbench.planner.strategy_spec import Planner
 from workbench.schedule.choice import Schedule
 from workbench.search.objectives.objective import Objective
@@ -91,13 +90,11 @@ class Watch:
     Args:
         progress: called with (strategies done, number of strategies, note on the best so far and on the
             progress of the current one).
-        budget_s: of all strategies together, by the clock. Each has an equal share of what is left, and is
-            stopped after it when it next reports progress.
+        budget: of all strategies together. Each has an equal share of what is left.
     """
 
     progress: Callable[[int, int, str], None] = lambda done, total, note: None
-    budget_s: float = inf
-    clock: Callable[[], float] = field(default=monotonic, repr=False)
+    budget: Budget = UNLIMITED
 
 
 UNWATCHED = Watch()
@@ -133,19 +130,14 @@ def search(
         raise ValueError(f"objective {objective}: want a judge that knows the training or the failures")
     job = aimed(job, objective)
     candidates: list[Candidate] = []
-    progress, clock = watch.progress, watch.clock
-    end_s = clock() + watch.budget_s
+    progress = watch.progress
     for name, planner in planners.items():
         best = min((c for c in candidates if c.trace is not None), key=_rank_key(objective), default=None)
         note = "" if best is None else _best_so_far(best, objective)
         progress(len(candidates), len(planners), note)
         note = ", ".join(filter(None, (note, name)))
-        share_s = (end_s - clock()) / (len(planners) - len(candidates))
-        own = StopWatch(
-            clock,
-            end_s=clock() + share_s,
-            progress=partial(_report_progress, progress, len(candidates), len(planners), note),
-        )
+        share = watch.budget.part(1 / (len(planners) - len(candidates)))
+        own = share.watch(partial(_report_progress, progress, len(candidates), len(planners), note))
         candidate = _candidate(name, job, cost, planner, predict, own)
         candidate = replace(candidate, is_stopped=own.stopped_at is not None)
         if judge is not None and candidate.plan is not None:

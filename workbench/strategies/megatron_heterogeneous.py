@@ -117,7 +117,8 @@ def grid_stages(job: Job, cuts: Mapping[str, Cuts]) -> tuple[Stage, ...]:
     if _shares_ranks(job):
         _check_equal_spans(job, spans)
     placement_of(spans, [pool.first_rank for pool in job.pools])
-    check_ranks(job, max(span.end for span in spans))
+    apart = () if _shares_ranks(job) else [span.num_ranks for span in spans]
+    check_ranks(job, max(span.end for span in spans), apart)
     return tuple(stages)
 
 

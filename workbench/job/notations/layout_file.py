@@ -1,5 +1,6 @@
 """Files with layouts in any of the notations, and job files with layouts put in."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def placing_of(content: dict[str, Any]) -> str | None:
     return read_spec(content).modality_parallelism
 
 
-def job_with_layouts(job: Path, output: Path, layouts: dict[str, Any]) -> dict[str, Any]:
+def job_with_layouts(job: Path, output: Path, layouts: Mapping[str, Any]) -> dict[str, Any]:
     """The content of a job file with new layouts; other settings of modules are kept.
 
     Raises:
@@ -40,8 +41,12 @@ def job_with_layouts(job: Path, output: Path, layouts: dict[str, Any]) -> dict[s
     """
     if output.resolve().parent != job.resolve().parent:
         raise ValueError(f"{output}: a job's paths are relative to it; want it in {job.resolve().parent}")
-    content = content_of(job)
-    before = content.get("layouts", {})
+    return content_of(job) | {"layouts": with_settings_of(job, layouts)}
+
+
+def with_settings_of(job: Path, layouts: Mapping[str, Any]) -> dict[str, Any]:
+    """Entries of new layouts, with the settings that a job file's own have, such as sharding."""
+    before = content_of(job).get("layouts") or {}
     kept = {name: {key: entry[key] for key in entry if key not in PLACES} for name, entry in before.items()}
     names = dict.fromkeys([*kept, *layouts])
-    return content | {"layouts": {name: kept.get(name, {}) | layouts.get(name, {}) for name in names}}
+    return {name: kept.get(name, {}) | layouts.get(name, {}) for name in names}
