@@ -15,7 +15,7 @@ from workbench.model.model_graph import ModelGraph
 from workbench.plan.kernel_heads import CPU
 
 
-def read_job(path: Path, *, sizes: str | None = None, seed: int = 0, tiling: Tiling = Tiling.NONE) -> Job:
+def read_job(path: Path, *, sizes: SizesRead | None = None, seed: int = 0) -> Job:
     """Read a job file; warn of misspelt keys of models, a skewed batch, another device's profile, and units.
 
     Args:

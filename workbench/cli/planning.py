@@ -196,9 +196,14 @@ def plan_command(
         "strategy": result.strategy,
         "run_refusal": refusal or None,
     }
-    written = f"written to {output}, hash {plan_hash(result)[:12]}"
-    others = () if strategy else (f"by the default strategy; workbench search {job} ranks all",)
-    print_result(record, _stages(result), written, *others, as_json=as_json)
+    read = None if data is not None else inputs.read_sizes or sizes_of(job)
+    lines = [f"written to {output}, hash {plan_hash(result)[:12]}"]
+    if read is not None and read.pack_tokens is not None:
+        record["packed"] = packed_record(planned_job.batch, read.pack_tokens)
+        lines.insert(0, packed_line(record["packed"]))
+    if not strategy:
+        lines.append(f"by the default strategy; workbench search {job} ranks all")
+    print_result(record, _stages(result), *lines, as_json=as_json)
 
 
 def _stages(plan: Plan) -> Table:

@@ -4,6 +4,7 @@ from workbench.cost.indexer import scores_bytes
 from workbench.cost.kernel_times import ELEMENT_BYTES, KernelTimes
 from workbench.cost.profile import Direction
 from workbench.cost.roofline import Gemm, Grid, Work, index_flop, operator_tokens
+from workbench.float_sum import float_sum
 from workbench.model.layer import Attention
 
 
@@ -18,8 +19,8 @@ def indexer_s(cost: KernelTimes, attention: Attention, work: Work, grid: Grid, p
         return 0.0
     pairs = work.attention_area / grid.cp
     projections = [Gemm(tokens, leaving, entering) for _, entering, leaving in indexer.products]
-    projected_s = sum(cost.product_s(gemm, Direction.FORWARD, precision)[0] for gemm in projections)
-    flop = index_flop(attention, work, grid) - sum(gemm.flop for gemm in projections)
+    projected_s = float_sum(cost.product_s(gemm, Direction.FORWARD, precision)[0] for gemm in projections)
+    flop = index_flop(attention, work, grid) - float_sum(gemm.flop for gemm in projections)
     moved = scores_bytes(indexer, tokens, pairs, ELEMENT_BYTES[precision], attention.top_k or 0)
     scores = Gemm(tokens * indexer.num_heads, max(1.0, pairs / tokens), indexer.head_dim)
     return projected_s + cost.chunks_s(flop, moved, scores, precision)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from workbench.cost.indexer import indexer_flop
 from workbench.cost.recurrence import recurrence_flop
+from workbench.float_sum import float_sum
 from workbench.model.experts import JOIN, LATENT_UP, SHARED, is_of_expert
 from workbench.model.layer import (
     Attention,
@@ -246,7 +247,7 @@ def index_flop(operator: Operator, work: Work, grid: Grid) -> float:
 
 def layer_flop(layer: Layer, work: Work, grid: Grid = Grid()) -> float:  # noqa: B008  (immutable)
     """Forward FLOP of one layer on one rank."""
-    return sum(
+    return float_sum(
         forward_flop(each, work, grid) + index_flop(each, work, grid)
         for operator in layer.operators
         for each in (operator, *adapter_of(operator))

@@ -4,9 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from workbench.cost.model import CostModel
-from workbench.explain.idle import IdleCause, idle_time
-from workbench.float_sum import float_sum
 from workbench.explain.idle import IdleCause, IdleSeconds, idle_by_cause, idle_time
+from workbench.float_sum import float_sum
 from workbench.job.job import Job
 from workbench.plan.lower import lower
 from workbench.plan.plan import Plan

@@ -151,7 +151,7 @@ def blocks_cut(job: Job, cost_s: tuple[float, ...], num_blocks: int, module: str
     if given := layout_of(job, module).stage_layers:
         return tuple(pairwise(accumulate(given, initial=0)))
     bounds = (*job.model.module(module).stage_starts, len(cost_s))
-    group_s = tuple([sum(cost_s[first:last]) for first, last in pairwise(bounds)])
+    group_s = tuple([float_sum(cost_s[first:last]) for first, last in pairwise(bounds)])
     cuts = cut(group_s, num_blocks * virtual, module)
     if virtual > 1:
         cuts = even_blocks(group_s, cuts, lambda index: rank_block(job.schedule, index, len(cuts)))

@@ -78,7 +78,7 @@ def sharded_step(prices: ModulePrices, choice: LayoutChoice, num_samples: int) -
         passes_s += (num_rounds - 2) * more_s
     held_bytes = _held_bytes(prices, layers) + _whole_bytes(priced, prices.size)
     matrices = [(part, layer.held.matrices) for part, layer in layers]
-    in_matrices = sum(shard_elements(*each) for each in matrices)
+    in_matrices = float_sum(shard_elements(*each) for each in matrices)
     updated_s = prices.updated_s(_updated_elements(layers), in_matrices)
     updated_s += prices.matrix_updates.seconds(matrices)
     return LayoutStep(

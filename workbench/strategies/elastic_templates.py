@@ -144,7 +144,7 @@ class ElasticTemplates:
 
     def _held_bytes(self, stage: TemplateStage, index: int) -> float:
         """Weights and optimizer state on one GPU of a stage: a module of smaller tp is on the first ones."""
-        return sum(
+        return float_sum(
             self.layer_bytes[layer]
             for layer in range(stage.first, stage.end)
             if index < layout_of(self.job, self.chain.owners[layer][0]).tp * self.sharing
