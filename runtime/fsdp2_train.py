@@ -39,6 +39,7 @@ from runtime.step.stage_edges import entering_part
 from runtime.step.stage_module import StageModule, build_stage_module
 from runtime.world.local_world import AGENT
 from workbench.data.sample import Sample
+from workbench.job.run_options import LEARNING_RATE
 from workbench.model.model_graph import Module
 from workbench.plan.codec import read_plan
 from workbench.plan.plan import Plan
@@ -352,7 +353,7 @@ def main() -> int:
         help="write weights every so many steps, too, to FOLDER-step-NUMBER; the latest is kept",
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU where torch sees one")
-    parser.add_argument("--learning-rate", type=float, default=1e-3, help="of AdamW")
+    parser.add_argument("--learning-rate", type=float, default=LEARNING_RATE, help="of AdamW")
     given = parser.parse_args()
     if AGENT in os.environ:
         end_with_launcher()

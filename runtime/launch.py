@@ -26,6 +26,7 @@ from runtime.state.checkpoint_files import clear_parts, identity_of
 from runtime.state.save_folder import clear_after_writer
 from runtime.state.weights_export import check_export, exporting
 from runtime.step.note_details import details_of
+from runtime.step.optimizer import optimizer_of
 from runtime.step.stage_module import build_stage_module
 from runtime.step.timing import Spread, assemble, iteration_spread
 from runtime.step_plans import Planning
@@ -309,9 +310,9 @@ def prepare(options: RunOptions, plan: Plan) -> tuple[RunSettings, DataSource | 
     """Settings of every rank and the data source, from options; source None: synthetic data.
 
     Raises:
-        ValueError: a plan that can only be simulated, or does not fit the options; data or a server that
-            cannot be read; other data than the plan's; checkpoints that are torn, of another run, or in the
-            way.
+        ValueError: a plan that can only be simulated, or does not fit the options; settings of the optimizer
+            out of bounds; data or a server that cannot be read; other data than the plan's; checkpoints that
+            are torn, of another run, or in the way.
     """
     check_runnable(plan)
     if options.next_samples and options.data is None:
@@ -326,7 +327,8 @@ def prepare(options: RunOptions, plan: Plan) -> tuple[RunSettings, DataSource | 
     if rule is not None:
         following = replace(following, rule=rule)
     collect = Collect.MEMORY if options.watch_memory else Collect.NOTHING
-    settings = RunSettings(**options.of_steps, following=following, collect=collect)
+    told = options.of_steps | {"optimizer": optimizer_of(options)}
+    settings = RunSettings(**told, following=following, collect=collect)
     if options.checkpoint is None:
         return settings, source
     data = data_read(plan, None if source is None else source.records, following)

@@ -7,6 +7,8 @@ import pytest
 
 from runtime.data.scenes import make
 from runtime.launch import RunResult, prepare, run_lowered
+from runtime.run_settings import RunSettings
+from runtime.step.optimizer import OptimizerSettings, RateSchedule
 from runtime.world.pool import Pool
 from tests.command_line import JOB, accept, answered, refuse
 from workbench.job.job import load_job
@@ -31,6 +33,29 @@ def test_training_goes_on_from_exported_weights(plan: Path):
     assert on == straight[3:]
     words = "trained exists already"
     refuse(*run, "--export", folder / "trained", words=words, folder=folder)
+
+
+def test_the_optimizer_is_that_of_the_flags(plan: Path, pool: Pool):
+    """The rate of the first step is half of the stated one, which the second step's loss shows."""
+    flags = ("--learning-rate", 0.02, "--rate-warmup", 2, "--weight-decay", 0, "--clip-norm", 0.5)
+    losses = answered("run", plan, "--local", "--warmup", 0, "--steps", 3, *flags)["losses"]
+    settings = RunSettings(
+        steps=3,
+        optimizer=OptimizerSettings(
+            learning_rate=0.02,
+            weight_decay=0.0,
+            clip_norm=0.5,
+            schedule=RateSchedule(warmup_steps=2, decay_steps=None),
+        ),
+    )
+    lowered = lower(read_plan(plan))
+    assert losses == list(run_lowered(lowered, settings, pool=pool).losses)
+    usual = run_lowered(lowered, RunSettings(steps=3), pool=pool).losses
+    assert losses[0] == usual[0]
+    assert losses[1] != usual[1]
+    refuse(
+        "run", plan, "--local", "--learning-rate", 0, words="learning rate must be > 0", folder=plan.parent
+    )
 
 
 def test_a_watched_run_says_what_ranks_held(plan: Path):

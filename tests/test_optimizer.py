@@ -12,10 +12,12 @@ from runtime.step.optimizer import (
     RateSchedule,
     Update,
     build_adamw,
+    optimizer_of,
     squared_norm,
     step_count,
     update_of,
 )
+from workbench.job.run_options import RunOptions
 
 
 @pytest.mark.parametrize(
@@ -61,3 +63,32 @@ def test_the_norm_widens_a_large_gradient_piece_by_piece() -> None:
     assert float(squared) == pytest.approx(float(gradient.double().square().sum()), rel=1e-12)
     largest = max(event.self_cpu_memory_usage for event in profiler.events())
     assert 0 < largest <= 8 * NORM_ELEMENTS
+
+
+def test_options_of_a_run_are_its_optimizer() -> None:
+    assert optimizer_of(RunOptions()) == OptimizerSettings()
+    said = RunOptions(learning_rate=2e-5, rate_warmup=2, rate_decay=3, weight_decay=0.1, clip_norm=1.0)
+    schedule = RateSchedule(warmup_steps=2, decay_steps=3)
+    assert optimizer_of(said) == OptimizerSettings(
+        learning_rate=2e-5, weight_decay=0.1, clip_norm=1.0, schedule=schedule
+    )
+    assert [schedule.factor(step) for step in (0, 1, 2, 5, 9)] == [0.5, 1.0, 1.0, 0.0, 0.0]
+    rising = optimizer_of(RunOptions(rate_warmup=4)).schedule
+    assert rising is not None
+    assert [rising.factor(step) for step in (0, 3, 4, 1000)] == [0.25, 1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"learning_rate": 0.0}, "learning rate must be > 0 and finite, got 0.0"),
+        ({"learning_rate": float("nan")}, "learning rate must be > 0 and finite, got nan"),
+        ({"weight_decay": -0.1}, "weight decay must be >= 0"),
+        ({"clip_norm": 0.0}, "clipping norm must be > 0"),
+        ({"rate_warmup": -1}, "warmup_steps must be >= 0"),
+        ({"rate_decay": 0}, "decay_steps must be >= 1"),
+    ],
+)
+def test_options_of_an_optimizer_out_of_bounds(said: dict[str, float], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        optimizer_of(RunOptions(**said))

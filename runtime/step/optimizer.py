@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from workbench.job.run_options import LEARNING_RATE, WEIGHT_DECAY, RunOptions
+
 
 class Update(StrEnum):
     """SINGLE: tensor by tensor. FUSED: GPU kernels for many tensors at once."""
@@ -26,18 +28,19 @@ class RateSchedule:
 
     Args:
         warmup_steps: of the warm-up; the first step has 1 / warmup_steps of the rate. 0: none.
-        decay_steps: of the decay.
+        decay_steps: of the decay; None: none.
         floor: fraction of the rate at its end.
     """
 
     warmup_steps: int
-    decay_steps: int
+    decay_steps: int | None
     floor: float = 0.0
 
     def __post_init__(self) -> None:
         for name, least in (("warmup_steps", 0), ("decay_steps", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
+            steps = getattr(self, name)
+            if steps is not None and steps < least:
+                raise ValueError(f"{name} must be >= {least}, got {steps}")
         if not 0.0 <= self.floor <= 1.0:
             raise ValueError(f"floor must be 0 to 1 times the learning rate, got {self.floor}")
 
@@ -45,6 +48,8 @@ class RateSchedule:
         """Factor of the learning rate in a step, counted from 0. O(1)."""
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
+        if self.decay_steps is None:
+            return 1.0
         part = min(1.0, (step - self.warmup_steps) / self.decay_steps)
         return self.floor + (1.0 - self.floor) * 0.5 * (1.0 + math.cos(math.pi * part))
 
@@ -56,18 +61,32 @@ class OptimizerSettings:
     `clip_norm` None: no clipping. `schedule` None: a constant rate.
     """
 
-    learning_rate: float = 1e-3
+    learning_rate: float = LEARNING_RATE
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
-    weight_decay: float = 0.01
+    weight_decay: float = WEIGHT_DECAY
     clip_norm: float | None = None
     schedule: RateSchedule | None = None
 
     def __post_init__(self) -> None:
-        if self.learning_rate <= 0:
-            raise ValueError(f"learning rate must be > 0, got {self.learning_rate}")
-        if self.clip_norm is not None and self.clip_norm <= 0:
-            raise ValueError(f"clipping norm must be > 0 or None, got {self.clip_norm}")
+        if not 0 < self.learning_rate < math.inf:
+            raise ValueError(f"learning rate must be > 0 and finite, got {self.learning_rate}")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"weight decay must be >= 0 and finite, got {self.weight_decay}")
+        if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
+            raise ValueError(f"clipping norm must be > 0 and finite, or None, got {self.clip_norm}")
+
+
+def optimizer_of(options: RunOptions) -> OptimizerSettings:
+    """The settings that a run's options say; ValueError for one out of bounds."""
+    is_constant = options.rate_warmup == 0 and options.rate_decay is None
+    schedule = RateSchedule(warmup_steps=options.rate_warmup, decay_steps=options.rate_decay)
+    return OptimizerSettings(
+        learning_rate=options.learning_rate,
+        weight_decay=options.weight_decay,
+        clip_norm=options.clip_norm,
+        schedule=None if is_constant else schedule,
+    )
 
 
 def build_adamw(

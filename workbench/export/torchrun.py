@@ -12,11 +12,12 @@ of them, by paths that every node sees:
 
 ```bash
 bash launch.sh --steps 1000 --weights CHECKPOINT --data DATA --next-samples \\
+  --learning-rate 1e-5 --rate-warmup 30 --rate-decay 970 --clip-norm 1.0 \\
   --checkpoint CHECKPOINTS --resume --export TRAINED
 ```
 
 `--data` wants a plan of that data folder, made by `workbench plan --data DATA`; `--resume` continues a
-killed run from its latest checkpoint. The optimizer's learning rate is 1e-3; no flag sets it.
+killed run from its latest checkpoint, with the rate of its step.
 """
 
 

@@ -14,6 +14,7 @@ from workbench.plan.plan import Precision
 from workbench.units import S_PER_DAY
 
 MOST_STEPS = 1_000_000
+LEARNING_RATE, WEIGHT_DECAY = 1e-3, 0.01  # of a run that says nothing else
 
 
 class Stands(IntEnum):
@@ -83,8 +84,23 @@ class StepOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions(StepOptions):
-    """All options of a run: steps, files and the device."""
+    """All options of a run: steps, optimizer, files and the device."""
 
+    learning_rate: float = field(default=LEARNING_RATE, metadata=asked("learning rate of the optimizer"))
+    rate_warmup: int = field(
+        default=0, metadata=asked("first steps, in which the learning rate rises linearly to its value")
+    )
+    rate_decay: int | None = field(
+        default=None,
+        metadata=asked(
+            "steps after --rate-warmup in which the learning rate falls to 0 along a half cosine; "
+            "default: it stays"
+        ),
+    )
+    weight_decay: float = field(default=WEIGHT_DECAY, metadata=asked("weight decay of the optimizer"))
+    clip_norm: float | None = field(
+        default=None, metadata=asked("largest global norm of the gradients; default: they are not clipped")
+    )
     trace: Path | None = field(
         default=None, metadata=asked("trace file to write; one per repetition", stands=Stands.FIRST)
     )
