@@ -1,7 +1,9 @@
 """Images of a data folder before every encoder of the composites: counted, shaped, run as in transformers."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 from transformers.models.internvl import InternVLForConditionalGeneration
 from transformers.models.qwen2_5_vl import Qwen2_5_VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -30,6 +33,7 @@ from workbench.model.composites.composite import LLM, VISION
 from workbench.model.composites.registry import take_apart
 from workbench.model.item_tokens import image_tokens, native_tokens, patch_grid, takes_any_size
 from workbench.model.model_graph import ModelGraph, connect
+from workbench.model.processor_config import parts_with_processor
 from workbench.plan.lower import lower
 from workbench.plan.plan import Plan, Precision
 from workbench.plan.runnable_items import check_segment
@@ -60,8 +64,8 @@ def with_bytes(config: dict[str, Any]) -> dict[str, Any]:
     return config | {"text_config": config.get("text_config", {}) | {"vocab_size": VOCAB_SIZE}}
 
 
-def graph(config: dict[str, Any]) -> ModelGraph:
-    modules = modules_of(dict(take_apart(config).modules))
+def graph(config: dict[str, Any], processor: Mapping[str, Any] = MappingProxyType({})) -> ModelGraph:
+    modules = modules_of(dict(parts_with_processor(take_apart(config), processor).modules))
     return connect("images", [modules[VISION], modules[LLM]])
 
 
@@ -97,24 +101,38 @@ def plan_of(model: ModelGraph, folder: Path) -> Plan:
     return disjoint_plan(model, samples_of(folder, model), cuts)
 
 
-@pytest.mark.parametrize("name", ["qwen2_5_vl", "internvl"])
+OF_CLIP = {"image_mean": OPENAI_CLIP_MEAN, "image_std": OPENAI_CLIP_STD}  # Qwen2.5-VL's own
+HALVES = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}  # [-1, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "processor"),
+    [("qwen2_5_vl", {}, HALVES), ("internvl", {}, HALVES), ("qwen2_5_vl", OF_CLIP, OF_CLIP)],
+    ids=["qwen2_5_vl", "internvl", "scaled as CLIP"],
+)
 def test_the_first_loss_is_transformers_with_its_processor(
-    name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    said: dict[str, Any],
+    processor: dict[str, Any],
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In float64; the processor resizes bilinearly and maps pixels to [-1, 1], as a folder is read."""
+    """In float64; the processor resizes bilinearly, and scales pixels as the job says, or else to [-1, 1]."""
     widen_vision_rotations(monkeypatch)
     config = with_bytes(CONFIGS[name]) | {"image_token_id": PLACEHOLDER_TOKEN}
     torch.manual_seed(1)
     theirs = whole_model(config)
     theirs.save_pretrained(tmp_path)
-    plan = plan_of(graph(config), folder)
+    plan = plan_of(graph(config, said), folder)
     how = RunSettings(steps=1, warmup=0, weights=tmp_path, precision=Precision.FLOAT64)
     ours = emulate(lower(plan), how, source=source_of(str(folder), None, plan, timeout_s=1.0)).losses[0]
-    losses = [_losses(theirs, Image.open(folder / f"{index}.png"), index) for index in range(len(SIZES))]
+    images = [Image.open(folder / f"{index}.png") for index in range(len(SIZES))]
+    losses = [_losses(theirs, image, index, processor) for index, image in enumerate(images)]
     assert ours == pytest.approx(float(torch.cat(losses).mean()), rel=1e-6)
 
 
-def _losses(model: Any, image: Image.Image, index: int) -> torch.Tensor:
+def _losses(model: Any, image: Image.Image, index: int, scale: dict[str, Any]) -> torch.Tensor:
     """Losses of the tokens of a sample's text, of which there is one segment behind the image."""
     text = [BOS, *f"image {index}".encode(), EOS]
     inputs: dict[str, torch.Tensor] = {}
@@ -122,8 +140,7 @@ def _losses(model: Any, image: Image.Image, index: int) -> torch.Tensor:
         vision = model.config.vision_config
         processor = Qwen2VLImageProcessorPil(
             resample=Image.Resampling.BILINEAR,
-            image_mean=[0.5] * 3,
-            image_std=[0.5] * 3,
+            **scale,
             patch_size=vision.patch_size,
             merge_size=vision.spatial_merge_size,
             temporal_patch_size=vision.temporal_patch_size,

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from runtime.data.pixels import scaled
 from runtime.models.adapter import NO_TARGET, PLACEHOLDER, MicrobatchData
 from runtime.models.attention_mask import AttentionMask
 from runtime.models.choose import adapter_of
@@ -33,7 +34,10 @@ class DataSource(Protocol):
     """A source of raw data, by sample id. A rank asks only for its own items."""
 
     def raw(self, sample: int, segment: Segment, shape: tuple[int, ...]) -> Tensor:
-        """float32 pixels [C, H, W], of a video's step [C, F, H, W], or mel [bins, frames] of one segment."""
+        """float32 pixels [C, H, W] in about [-1, 1], of a video's step [C, F, H, W], or mel [bins, frames].
+
+        Pixels are scaled on as the encoder's processor says (`runtime.data.pixels`).
+        """
         ...
 
     def token_ids(self, sample: int, segment: Segment, vocab_size: int) -> Tensor:
@@ -114,7 +118,7 @@ def _encoder_data(plan: Plan, stage: Stage, microbatch: Microbatch, source: Data
     adapter = adapter_of(module)
     if stage.layers[0] <= adapter.raw_layer < stage.layers[1]:
         raw = tuple(
-            source.raw(item.sample, segment, adapter.raw_shape(segment))
+            scaled(source.raw(item.sample, segment, adapter.raw_shape(segment)), segment, module)
             for item, segment in zip(microbatch.items, segments, strict=True)
         )
     chosen = _entering_conditions(plan, stage, microbatch)

@@ -1,4 +1,4 @@
-"""The configuration of a checkpoint's processor, which decides the sizes of items."""
+"""The configuration of a checkpoint's processor, which decides the sizes of items and the scale of pixels."""
 
 import json
 from collections.abc import Mapping
@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from workbench.bounded_file import MOST_SETTINGS_BYTES, read_bounded
-from workbench.model.composites.composite import Parts
+from workbench.model.composites.composite import VISION, Parts
 from workbench.model.config_fields import Config
 from workbench.model.families.family import Encoder
 from workbench.model.families.registry import ARCHITECTURES
+from workbench.model.pixel_scale import pixel_scale, scale_keys
 
 _FILES = ("preprocessor_config.json", "processor_config.json")
 _INSIDE = ("image_processor", "feature_extractor")  # of a `processor_config.json`
@@ -43,11 +44,18 @@ def read_processor(path: str | Path) -> dict[str, Any]:
 
 
 def with_processor(config: Config, processor: Config) -> dict[str, Any]:
-    """An encoder's configuration with its processor's keys about items; its own keys take precedence."""
+    """An encoder's configuration with its processor's keys about items and pixels; its own take precedence.
+
+    Raises:
+        ValueError: means and deviations of pixels that are none.
+    """
     family = ARCHITECTURES.get(str(config.get("model_type")))
     if not isinstance(family, Encoder):
         return dict(config)
-    return {**family.processed(processor), **config}
+    scale = scale_keys(processor) if family.modality == VISION else {}
+    merged = {**scale, **family.processed(processor), **config}
+    pixel_scale(merged)
+    return merged
 
 
 def parts_with_processor(parts: Parts, processor: Config) -> Parts:
