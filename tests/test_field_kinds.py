@@ -41,7 +41,8 @@ from workbench.schedule.choice import Schedule
         (lambda: RunOptions(resume="no"), "resume must be True or False, got 'no'"),
         (
             lambda: Schedule(kind="gpipe"),
-            "schedule: kind must be a member of ScheduleKind, got 'gpipe'; nearest: ScheduleKind.GPIPE",
+            "schedule: kind must be a ScheduleKind, or a ScheduleSpec of your own, got 'gpipe'; "
+            "nearest: ScheduleKind('gpipe')",
         ),
         (lambda: Schedule(run_ahead="1"), "schedule: run_ahead must be a whole number, got '1'; nearest: 1"),
         (

@@ -34,7 +34,7 @@ from workbench.cost.profile import ideal_profile
 from workbench.data.corpus import ItemTokens, Tiled, sample_of
 from workbench.data.sample import Sample, Segment
 from workbench.explain.sensitivity import sensitivities
-from workbench.export.mimo_limits import inexpressible
+from workbench.export.mimo_limits import lacking
 from workbench.job.sample_sizes import sized_batch
 from workbench.masks.tiles import area
 from workbench.model.composites.composite import LLM, Parts, name_in_composite
@@ -291,7 +291,7 @@ def test_a_job_of_single_tiles_reads_the_same_checkpoint(folder: Path) -> None:
 
 def test_systems_that_cannot_put_tiles_together_say_so() -> None:
     plan = planned("llava_next", said_sample("llava_next", SIZES["square"]))
-    part = inexpressible(replace(plan, settings=replace(plan.settings, precision=Precision.FLOAT32)), ())
+    part = lacking(replace(plan, settings=replace(plan.settings, precision=Precision.FLOAT32)))
     assert part == "tiles of images that 'vision' combines"
 
 
