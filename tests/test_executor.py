@@ -305,7 +305,7 @@ def test_adamw_and_clipping_are_torchs() -> None:
 
 
 def test_settings_are_checked() -> None:
-    with pytest.raises(ValueError, match="clipping norm must be > 0 or None, got 0"):
+    with pytest.raises(ValueError, match="clipping norm must be > 0 and finite, or None, got 0"):
         OptimizerSettings(clip_norm=0.0)
     with pytest.raises(ValueError, match="learning rate must be > 0"):
         OptimizerSettings(learning_rate=0.0)
