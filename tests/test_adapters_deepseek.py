@@ -10,19 +10,16 @@ import transformers
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.models.deepseek_v2 import modeling_deepseek_v2 as deepseek_v2
 
-from runtime.launch import run_local
 from runtime.models.choose import adapter_of
 from runtime.models.deepseek import GroupedRouter
 from runtime.models.glm import CORRECTION
-from runtime.run_settings import RunSettings
 from runtime.world.pool import Pool
 from tests import paper_models, tiny_models
 from tests.language_models import num_weights, refused
 from tests.recurrent_cases import assert_recomputed_split, assert_sharded, texts
 from tests.test_adapters import build
 from tests.test_adapters_decoders import _plain, original  # noqa: F401  (a fixture)
-from tests.test_composites_weights import tensors_of
-from tests.test_expert_plan import moe_plan
+from tests.test_expert_plan import changed_by_a_step, moe_plan
 from tests.test_parity import assert_same
 from tests.test_tensor_parallel import assert_exported_whole
 from workbench.cost.roofline import Grid, RowWork, Work, layer_flop, placed_messages
@@ -31,7 +28,7 @@ from workbench.model.hf_config import module_from_config
 from workbench.model.layer import Attention
 from workbench.model.model_graph import TEXT
 from workbench.plan.check import check
-from workbench.plan.plan import KeyExchange, ModuleSettings, Precision
+from workbench.plan.plan import KeyExchange, ModuleSettings
 from workbench.plan.runnable import check_family
 
 F64 = torch.float64
@@ -84,22 +81,8 @@ def test_an_export_of_cut_weights_is_whole(tmp_path: Path, pool: Pool) -> None:
 
 def test_transformers_own_checkpoint_is_read_and_written(tmp_path: Path, pool: Pool) -> None:
     """Over two tensor-parallel ranks; a step later every weight has changed, and no correction."""
-    torch.manual_seed(0)
-    config = transformers.DeepseekV3Config.from_dict(MODEL)
-    transformers.DeepseekV3ForCausalLM(config).save_pretrained(tmp_path / "theirs" / "llm")
-    settings = RunSettings(
-        steps=1,
-        warmup=0,
-        weights=tmp_path / "theirs",
-        export=tmp_path / "ours",
-        precision=Precision.FLOAT64,
-    )
-    run_local(moe_plan(tp=2, config=MODEL), settings, pool=pool)
-    before, after = (tensors_of(tmp_path / name / "llm") for name in ("theirs", "ours"))
-    others = [name for name in before if ".experts." not in name]  # which are one tensor a layer in ours
-    assert set(others) == {name for name in after if ".experts." not in name}
-    changed = {name for name in others if not torch.equal(before[name].double(), after[name].double())}
-    assert changed == {name for name in others if not name.endswith(CORRECTION)}
+    names, changed = changed_by_a_step(transformers.DeepseekV3ForCausalLM, MODEL, tmp_path, pool)
+    assert changed == {name for name in names if not name.endswith(CORRECTION)}
     assert sum("_a_" in name for name in changed) == 4 * MODEL["num_hidden_layers"], "latents and their norms"
 
 

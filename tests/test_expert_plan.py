@@ -10,9 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.bench.expert_parallel import DEGREES, busiest, routing
+from runtime.launch import run_local
+from runtime.run_settings import RunSettings
+from runtime.world.pool import Pool
 from tests import paper_models, tiny_models
 from tests.plans import cluster
 from tests.test_adapters_llama4 import LLAMA4
+from tests.test_composites_weights import tensors_of
 from workbench.balance.orchestration.expert_degrees import expert_degrees, nearest_expert_degree
 from workbench.cost.expert_parallel import on_rank
 from workbench.cost.model import CostModel
@@ -65,6 +69,29 @@ def moe_plan(
         profile="A40",
     )
     return megatron_heterogeneous.plan(job, CostModel(load_profile("A40")))
+
+
+def changed_by_a_step(
+    theirs: Any, config: dict[str, Any], folder: Path, pool: Pool
+) -> tuple[set[str], set[str]]:
+    """Names of a transformers model's weights without experts', and of those that a step changes.
+
+    Experts are one tensor a layer in what is written.
+    """
+    torch.manual_seed(0)
+    theirs(theirs.config_class.from_dict(config)).save_pretrained(folder / "theirs" / "llm")
+    settings = RunSettings(
+        steps=1,
+        warmup=0,
+        weights=folder / "theirs",
+        export=folder / "ours",
+        precision=Precision.FLOAT64,
+    )
+    run_local(moe_plan(tp=2, config=config), settings, pool=pool)
+    before, after = (tensors_of(folder / name / "llm") for name in ("theirs", "ours"))
+    read, written = ({name for name in held if ".experts." not in name} for held in (before, after))
+    assert read == written
+    return read, {name for name in read if not torch.equal(before[name].double(), after[name].double())}
 
 
 @given(st.integers(1, 64), st.integers(0, 64))

@@ -85,8 +85,8 @@ def test_options_of_a_run_are_its_optimizer() -> None:
         ({"learning_rate": float("nan")}, "learning rate must be > 0 and finite, got nan"),
         ({"weight_decay": -0.1}, "weight decay must be >= 0"),
         ({"clip_norm": 0.0}, "clipping norm must be > 0"),
-        ({"rate_warmup": -1}, "warmup_steps must be >= 0"),
-        ({"rate_decay": 0}, "decay_steps must be >= 1"),
+        ({"rate_warmup": -1}, "rate_warmup must be 0 to 1,000,000, got -1"),
+        ({"rate_decay": 0}, "rate_decay must be 1 to 1,000,000, got 0"),
     ],
 )
 def test_options_of_an_optimizer_out_of_bounds(said: dict[str, float], words: str) -> None:

@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.models.deepseek_v32 import modeling_deepseek_v32 as deepseek_v32
 
-from runtime.launch import run_local
 from runtime.models.attention import pack
 from runtime.models.glm import CORRECTION
 from runtime.models.indexer import Indexer as RuntimeIndexer
-from runtime.run_settings import RunSettings
 from runtime.world.pool import Pool
 from tests import paper_models, tiny_models
 from tests.language_models import num_weights, refused
@@ -31,8 +29,7 @@ from tests.recurrent_cases import (
 )
 from tests.test_adapters import build
 from tests.test_adapters_decoders import _plain, original  # noqa: F401  (a fixture)
-from tests.test_composites_weights import tensors_of
-from tests.test_expert_plan import moe_plan
+from tests.test_expert_plan import changed_by_a_step, moe_plan
 from tests.test_fsdp import sharded_parameters
 from tests.test_parity import assert_same
 from tests.test_tensor_parallel import assert_exported_whole
@@ -53,7 +50,6 @@ from workbench.model.layer import Attention, Layer, LayerKind
 from workbench.model.model_graph import TEXT
 from workbench.model.trained import frozen_parameters, trained_parameters
 from workbench.plan.flop import _layer_flop
-from workbench.plan.plan import Precision
 from workbench.plan.runnable import check_family, check_runnable
 from workbench.plan.work import attention_area
 from workbench.planner.assembly import blocks_cut
@@ -83,26 +79,22 @@ def test_a_query_attends_to_as_many_keys_as_it_sees_up_to_k(length: int, top_k: 
     assert attention_area(sample, attention.reach) == sum(min(place, top_k) for place in range(1, length + 1))
 
 
-def test_flop_are_those_that_torch_counts() -> None:
-    """Of the whole model's forward, in which transformers computes all pairs of attention and indexer."""
-    module = tiny_models.llm(MODEL)
+@pytest.mark.parametrize(
+    ("name", "config", "choosing"),
+    [("deepseek_v32", MODEL, [True] * 3), ("glm_moe_dsa", SHARING, [True, False, True])],
+)
+def test_flop_are_those_that_torch_counts(name: str, config: dict[str, Any], choosing: list[bool]) -> None:
+    """Of the whole model's forward, in which transformers computes all pairs of attention and indexer.
+
+    A layer that reads another's choice has no indexer.
+    """
+    module = tiny_models.llm(config)
     ours, _, data = build(module, F64, *texts(TOKENS))
-    theirs = original("deepseek_v32", ours)
+    theirs = original(name, ours)
     with FlopCounterMode(display=False) as counter:
         theirs(input_ids=data.input_ids[None])
     work = Work((RowWork(TOKENS, TOKENS, TOKENS**2),))
-    assert sum(layer_flop(layer, work) for layer in module.layers) == counter.get_total_flops()
-
-
-def test_flop_of_a_shared_choice_are_those_that_torch_counts() -> None:
-    """The layer that reads it has no indexer."""
-    module = tiny_models.llm(SHARING)
-    ours, _, data = build(module, F64, *texts(TOKENS))
-    theirs = original("glm_moe_dsa", ours)
-    with FlopCounterMode(display=False) as counter:
-        theirs(input_ids=data.input_ids[None])
-    work = Work((RowWork(TOKENS, TOKENS, TOKENS**2),))
-    assert [bool(_attention(layer).indexer) for layer in module.layers[1:4]] == [True, False, True]
+    assert [bool(_attention(layer).indexer) for layer in module.layers[1:4]] == choosing
     assert sum(layer_flop(layer, work) for layer in module.layers) == counter.get_total_flops()
 
 
@@ -241,22 +233,9 @@ def test_an_export_of_cut_weights_is_whole(tmp_path: Path, pool: Pool) -> None:
 
 def test_a_step_leaves_the_indexer_as_transformers_leaves_it(tmp_path: Path, pool: Pool) -> None:
     """Of transformers' own checkpoint, all other weights change but corrections of routers."""
-    torch.manual_seed(0)
-    config = transformers.DeepseekV32Config.from_dict(MODEL)
-    transformers.DeepseekV32ForCausalLM(config).save_pretrained(tmp_path / "theirs" / "llm")
-    settings = RunSettings(
-        steps=1,
-        warmup=0,
-        weights=tmp_path / "theirs",
-        export=tmp_path / "ours",
-        precision=Precision.FLOAT64,
-    )
-    run_local(moe_plan(tp=2, config=MODEL), settings, pool=pool)
-    before, after = (tensors_of(tmp_path / name / "llm") for name in ("theirs", "ours"))
-    others = [name for name in before if ".experts." not in name]  # which are one tensor a layer in ours
-    changed = {name for name in others if not torch.equal(before[name].double(), after[name].double())}
-    kept = {name for name in others if name.endswith(CORRECTION) or is_of_indexer(name)}
-    assert changed == set(others) - kept
+    names, changed = changed_by_a_step(transformers.DeepseekV32ForCausalLM, MODEL, tmp_path, pool)
+    kept = {name for name in names if name.endswith(CORRECTION) or is_of_indexer(name)}
+    assert changed == names - kept
     assert sum(map(is_of_indexer, kept)) == 5 * MODEL["num_hidden_layers"]
 
 

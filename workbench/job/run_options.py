@@ -73,9 +73,10 @@ class StepOptions:
 
     def __post_init__(self) -> None:
         check_kinds(self)
-        for option in fields(StepOptions):
-            if (bounds := option.metadata["bounds"]) is not None:
-                (least, most), value = bounds, getattr(self, option.name)
+        for option in fields(self):
+            bounds, value = option.metadata.get("bounds"), getattr(self, option.name)
+            if bounds is not None and value is not None:
+                least, most = bounds
                 if not least <= value <= most:
                     raise ValueError(f"{option.name} must be {least} to {most:,}, got {value:,}")
         if not 0 < self.timeout_s <= S_PER_DAY:
@@ -88,13 +89,17 @@ class RunOptions(StepOptions):
 
     learning_rate: float = field(default=LEARNING_RATE, metadata=asked("learning rate of the optimizer"))
     rate_warmup: int = field(
-        default=0, metadata=asked("first steps, in which the learning rate rises linearly to its value")
+        default=0,
+        metadata=asked(
+            "first steps, in which the learning rate rises linearly to its value", bounds=(0, MOST_STEPS)
+        ),
     )
     rate_decay: int | None = field(
         default=None,
         metadata=asked(
             "steps after --rate-warmup in which the learning rate falls to 0 along a half cosine; "
-            "default: it stays"
+            "default: it stays",
+            bounds=(1, MOST_STEPS),
         ),
     )
     weight_decay: float = field(default=WEIGHT_DECAY, metadata=asked("weight decay of the optimizer"))
